@@ -281,15 +281,22 @@ def test_linear_with_numbers_in_parts_equals_the_reference_for_any_rows(
     numbers = random_numbers(num_outputs, num_inputs, bits, part_inputs)
     packed = PackedWeight.allocate(1, num_outputs, num_inputs, PARTS[bits], part_inputs)
     packed.fill_numbers(0, numbers)
-    assert torch.equal(packed.unpack(0)[:num_outputs], numbers.floats())
+    scales, least = (
+        part.float().repeat_interleave(part_inputs, 1)[:, :num_inputs]
+        for part in (numbers.scales, numbers.least)
+    )
+    expected = numbers.codes.float() * scales + least
+    assert torch.equal(packed.unpack(0)[:num_outputs], expected)
+    assert packed.scales is not None
+    weight = packed.panels[0], packed.scales[0]
     rows = torch.randn(29, num_inputs)
     outs = [torch.full((29, num_outputs), torch.nan) for _ in range(2)]
     for which, out in zip((ops.choose("cpu"), ops.REFERENCE), outs, strict=True):
-        which.linear(rows, packed.panels[0], packed.scales[0], None, out)  # type: ignore[index]
+        which.linear(rows, *weight, None, out)
     torch.testing.assert_close(*outs, rtol=0, atol=2e-5 * num_inputs**0.5)
     for count in (1, 2, 5, 12, 13):
         some = torch.empty(count, num_outputs)
-        ops.choose("cpu").linear(rows[:count], packed.panels[0], packed.scales[0], None, some)  # type: ignore[index]
+        ops.choose("cpu").linear(rows[:count], *weight, None, some)
         assert torch.equal(some, outs[0][:count])
 
 

@@ -33,7 +33,7 @@ def can_attend(
 def prepare() -> None:
     """Import what `attend_prompts` needs, which takes as long as many prompts."""
     # Only the import itself is wanted, so that the first prompt does not pay for it.
-    import torch.nn.attention.bias  # noqa: F401
+    import torch.nn.attention.bias  # noqa: F401  (torch finds it as an attribute later)
 
 
 def attend_prompts(

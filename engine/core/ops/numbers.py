@@ -3,7 +3,6 @@
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
 
@@ -25,15 +24,6 @@ class Numbers(NamedTuple):
             part.repeat_interleave(2, 1)[:, :num_parts] for part in (self.scales, self.least)
         )
         return self._replace(scales=scales, least=least, part_inputs=part_inputs)
-
-    def floats(self) -> Tensor:
-        """What they stand for, [outputs, inputs] float32."""
-        num_inputs = self.codes.shape[1]
-        scales, least = (
-            part.float().repeat_interleave(self.part_inputs, 1)[:, :num_inputs]
-            for part in (self.scales, self.least)
-        )
-        return torch.addcmul(least, self.codes.float(), scales)
 
 
 def join(numbers: Sequence[Numbers], join_rows: Callable[[Sequence[Tensor]], Tensor]) -> Numbers:

@@ -92,6 +92,8 @@ class PackedWeight:
 
     def fill_numbers(self, layer: int, numbers: Numbers) -> None:
         """Pack the weight of one layer as it is, into as many bits as it has, or into more."""
+        assert self.scales is not None
+        numbers = numbers.in_parts_of(_part_inputs(self.num_inputs, self.scales.shape[2]))
         for panels, codes in _slabs(numbers.codes):
             rows = slice(panels.start * PANEL_OUTPUTS, panels.stop * PANEL_OUTPUTS)
             scales, least = numbers.scales[rows], numbers.least[rows]
@@ -101,10 +103,7 @@ class PackedWeight:
         assert self.scales is not None and numbers.bits <= (4 if self.format == "int4" else 8)
         codes = to_panels(numbers.codes, INTERLEAVED[self.format])
         self.panels[layer, panels] = four_bits.to_words(codes) if self.format == "int4" else codes
-        num_parts = self.scales.shape[2]
         for place, part in enumerate((numbers.scales, numbers.least)):
-            if num_parts > part.shape[1]:  # the same for both halves of it
-                part = part.repeat_interleave(2, 1)[:, :num_parts]
             self.scales[layer, panels, :, place] = to_panels(part, 1).squeeze(-1)
 
     def unpack(self, layer: int) -> Tensor:
@@ -130,12 +129,16 @@ def _unpack_parts(codes: Tensor, scales: Tensor) -> Tensor:
     """`codes` are [panels, steps, 16, n]."""
     numbers = codes.float().transpose(1, 2).reshape(len(codes), PANEL_OUTPUTS, -1)
     num_inputs, num_parts = numbers.shape[-1], scales.shape[1]
-    part_inputs = 32 if -(-num_inputs // 32) == num_parts else 16
+    part_inputs = _part_inputs(num_inputs, num_parts)
     scale, least = (
         part.float().transpose(1, 2).repeat_interleave(part_inputs, -1)[..., :num_inputs]
         for part in scales.unbind(2)
     )
     return (numbers * scale + least).flatten(0, 1)
+
+
+def _part_inputs(num_inputs: int, num_parts: int) -> int:
+    return 32 if -(-num_inputs // 32) == num_parts else 16
 
 
 def _format(panels: Tensor, scales: Tensor | None) -> str:

@@ -1,6 +1,6 @@
 """Which types of `config.json` run, without a look into transformers.
 
-Those that have been compared with transformers (`tests/engine/core/models/test_families.py`).
+`tests/engine/core/models/test_families.py` compares each of them with transformers.
 Loading decides: here is only what the list of models says before.
 """
 

@@ -33,7 +33,8 @@ MAX_TEXTS = 1 << 22  # in arrays: a large vocabulary has 300,000 tokens and twic
 # A head is read in pieces, each up to here; that of the largest vocabularies has 20 MB.
 READ_BYTES = (16 << 20, 64 << 20, 256 << 20)
 
-Value = bool | int | float | str | list[str] | array  # type: ignore[type-arg]  # of any numbers
+# An array of any numbers: `array` names one kind of them in its type, and a file has each.
+Value = bool | int | float | str | list[str] | array  # type: ignore[type-arg]
 
 _BOOL, _TEXT, _ARRAY = 7, 8, 9
 _NUMBERS = {  # type → how struct and array name it

@@ -54,6 +54,7 @@ class Metadata:
         value = self._values.get(key, default)
         if value is None:
             self.refuse(f"{key} is missing")
+        # `type(…) not in` leaves out bool, which is an int; mypy does not narrow by it.
         if type(value) not in (int, float) or not math.isfinite(float(value)):  # type: ignore[arg-type]
             raise wrong(self.file, key, value, "must be a number")
         return shortest(float(value))  # type: ignore[arg-type]

@@ -53,19 +53,23 @@ def names_that_run(places: dict[str, str]) -> list[str]:
     return [model["name"] for model in json.loads(listed.stdout) if model["runs"]]
 
 
-async def test_file_is_served_with_its_template_and_by_its_name(
-    original: Path, tmp_path: Path, new_server: Callable[..., Server]
-) -> None:
-    file = write_gguf(original, tmp_path / "tiny-F32.gguf", "F32", split=20)
-    server = new_server(PARLEY_MODEL=str(file), XDG_CACHE_HOME=str(tmp_path / "cache"))
-    expected = answer_of(original, "Hello, how are you?")
+async def check_served(server: Server, original: Path, name: str) -> None:
+    """It answers as the checkpoint does, and says that name."""
     async with Client(server) as client:
         session = await client.new_session()
         settings = {"temperature": 0, "max_output_tokens": NUM_TOKENS}
         response = await client.ask(session, "Hello, how are you?", settings=settings)
         answer = await client.done(response)
-    assert answer.final == expected
-    assert server.get_json("/v1/models")["data"][0]["id"] == "tiny-F32"
+    assert answer.final == answer_of(original, "Hello, how are you?")
+    assert server.get_json("/v1/models")["data"][0]["id"] == name
+
+
+async def test_file_is_served_with_its_template_and_by_its_name(
+    original: Path, tmp_path: Path, new_server: Callable[..., Server]
+) -> None:
+    file = write_gguf(original, tmp_path / "tiny-F32.gguf", "F32", split=20)
+    server = new_server(PARLEY_MODEL=str(file), XDG_CACHE_HOME=str(tmp_path / "cache"))
+    await check_served(server, original, "tiny-F32")
 
 
 async def test_a_model_is_served_by_the_name_that_the_list_shows(
@@ -76,14 +80,7 @@ async def test_a_model_is_served_by_the_name_that_the_list_shows(
     add_to_ollama(tmp_path / "ollama", "registry.ollama.ai/library/tiny/1b", file)
     assert "ollama:tiny:1b" in names_that_run(places)
     server = new_server(PARLEY_MODEL="ollama:tiny:1b", **places)
-    expected = answer_of(original, "Hello, how are you?")
-    async with Client(server) as client:
-        session = await client.new_session()
-        settings = {"temperature": 0, "max_output_tokens": NUM_TOKENS}
-        response = await client.ask(session, "Hello, how are you?", settings=settings)
-        answer = await client.done(response)
-    assert answer.final == expected
-    assert server.get_json("/v1/models")["data"][0]["id"] == "ollama:tiny:1b"
+    await check_served(server, original, "ollama:tiny:1b")
 
 
 def test_file_that_is_cut_is_refused_with_2_and_one_line(original: Path, tmp_path: Path) -> None:

@@ -31,4 +31,4 @@ def test_a_name_imports_its_own_module_and_what_that_needs() -> None:
 def test_another_name_is_no_attribute() -> None:
     with pytest.raises(AttributeError, match="module 'engine' has no attribute 'AsyncLMM'"):
         # An expression without use to ruff: to look the name up is all that is tried here.
-        engine.AsyncLMM  # noqa: B018
+        engine.AsyncLMM  # noqa: B018  (what is asked for is the attribute)

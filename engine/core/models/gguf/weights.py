@@ -1,8 +1,7 @@
-"""The weights of GGUF files: as the blocks that lie there, or as numbers.
+"""The weights of GGUF files as numbers; `numbers.py` reads their codes.
 
-`raw_blocks` shows the bytes where they are in the file, for kernels that read codes.
-`read_tensor` computes the numbers that they stand for, slab by slab in threads, so that nothing is
-in memory twice: by the `gguf` package, which is ggml's own description of its formats, and is
+`read_tensor` computes what the blocks stand for, slab by slab in threads, so that nothing is in
+memory twice: by the `gguf` package, which is ggml's own description of its formats, and is
 imported here alone. It reads the slabs instead of mapping them: of a file that is cut meanwhile, a
 read says so, where a mapping would end the process.
 """
@@ -24,16 +23,6 @@ SLAB_NUMBERS = 1 << 20  # 4 MB of float32
 _FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 Bytes = np.ndarray[tuple[int, ...], np.dtype[np.uint8]]
-
-
-def raw_blocks(tensor: GgufTensor) -> Bytes:
-    """Its blocks, [num_rows, row_bytes], as a view of the file that cannot be written.
-
-    The rows are as they lie in the file; `row_order` says in which order a checkpoint has them.
-    """
-    mapped = np.memmap(tensor.file, dtype=np.uint8, mode="r")
-    blocks = mapped[tensor.start : tensor.start + tensor.num_bytes]
-    return blocks.reshape(tensor.num_rows, tensor.row_bytes)
 
 
 def row_order(tensor: GgufTensor) -> Tensor | None:

@@ -1,5 +1,6 @@
 """`Tokens`: the vocabulary of a GGUF file, checked, and what all kinds of tokenizers do with it."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -44,8 +45,7 @@ def read_tokens(metadata: Metadata, num_rows: int) -> Tokens:
         metadata.refuse(f"{_TOKENS} has tokens that are too long")
     texts = [text or f"[EMPTY_{index}]" for index, text in enumerate(texts)]
     if len(set(texts)) < len(texts):
-        seen: set[str] = set()
-        twice = next(text for text in texts if text in seen or seen.add(text))  # type: ignore[func-returns-value]
+        twice = next(text for text, count in Counter(texts).items() if count > 1)
         metadata.refuse(f"{_TOKENS} holds {twice!r} twice")
     return Tokens(texts, kinds)
 

@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from engine.errors import UnsupportedModelError
+from engine.folder.caches.families import RUNNING
 from tests.engine.helpers.family_models import NotBuilt, build_family
 from tests.engine.helpers.greedy_oracle import NUM_TOKENS, Reference, make_prompts
 from tests.engine.helpers.stepped_engine import SteppedEngine
@@ -21,20 +22,6 @@ from tests.helpers.built_kernels import needs_kernels
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 MAX_DIFFERENCE = 5e-5  # of logits; some families multiply them
-EQUAL = frozenset(
-    """
-    afmoe apertus arcee aria_text axk1 beam biogpt bitnet cohere cohere2 cohere2_moe
-    cohere_compass_text ctrl cwm dbrx deepseek_v2 deepseek_v3 dots1 ernie4_5 ernie4_5_moe exaone4
-    exaone_moe flex_olmo flint fuyu gemma gemma2 gemma3 gemma3_text gemma4 gemma4_text
-    gemma4_unified gemma4_unified_text glm glm4 glm4_moe glm4_moe_lite got_ocr2 gpt-sw3 gpt2
-    gpt_bigcode gpt_neox gpt_oss granite granite_swa granitemoe granitemoe_swa granitemoeshared
-    helium hunyuan_v1_dense hunyuan_v1_moe hy_v3 hyperclovax internlm3 iquestcoder jais2 jetmoe
-    kolibri1 laguna llama longcat_flash mellum mimo_v2_flash minicpm3 minimax_m2 minimax_m3_vl_text
-    ministral ministral3 mistral mixtral modernbert-decoder moshi moss_transcribe_diarize nanochat
-    nemotron olmo olmo2 olmo3 olmoe opt persimmon phi phi3 phi4_multimodal phimoe qwen2 qwen2_moe
-    qwen3 qwen3_moe seed_oss smollm3 solar_open stablelm starcoder2 vaultgemma whisper youtu
-    """.split()
-)
 # Whose configurations want more than small numbers, or parts that are not installed.
 NOT_BUILT = frozenset(
     """
@@ -109,7 +96,7 @@ def check_family(folder: Path, model_type: str) -> None:
     except NotBuilt as reason:
         assert model_type in NOT_BUILT, reason
         pytest.skip(str(reason))
-    if model_type in EQUAL:
+    if model_type in RUNNING:
         check_equal(folder)
         return
     with pytest.raises(UnsupportedModelError) as error:
@@ -128,7 +115,7 @@ def test_a_family_that_loads_gives_the_text_of_transformers(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "model_type", sorted({*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, *EQUAL} - {*ALWAYS_TRIED})
+    "model_type", sorted({*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, *RUNNING} - {*ALWAYS_TRIED})
 )
 def test_every_family_gives_the_text_of_transformers_or_is_refused_in_one_line(
     model_type: str, tmp_path: Path

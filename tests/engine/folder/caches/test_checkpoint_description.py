@@ -8,10 +8,8 @@ from typing import Any
 import pytest
 
 from engine.folder.caches.checkpoint_description import describe_checkpoint
-from engine.folder.caches.families import RUNNING
 from engine.folder.caches.found import Found
 from engine.folder.caches.local_model import LocalModel
-from tests.engine.core.models.test_families import EQUAL
 from tests.engine.helpers.gguf.cache_folders import copied
 
 
@@ -33,10 +31,6 @@ def change(folder: Path, **changed: Any) -> None:
         else:
             config[name] = value
     (folder / "config.json").write_text(json.dumps(config))
-
-
-def test_families_are_those_that_have_been_compared() -> None:
-    assert RUNNING == EQUAL
 
 
 @pytest.mark.parametrize(

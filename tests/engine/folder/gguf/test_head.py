@@ -1,3 +1,4 @@
+import array as arrays
 import struct
 import time
 from pathlib import Path
@@ -44,7 +45,8 @@ def test_values_and_tensors_are_read(tmp_path: Path) -> None:
     assert found.metadata["a.share"] == 0.5
     assert found.metadata["a.flag"] is True
     assert found.metadata["a.texts"] == ["é", ""]
-    assert list(found.metadata["a.numbers"]) == [1, 2]  # type: ignore[arg-type]
+    numbers = found.metadata["a.numbers"]
+    assert isinstance(numbers, arrays.array) and list(numbers) == [1, 2]
     rows, other = found.tensors["rows"], found.tensors["half"]
     assert (rows.shape, rows.type.name, rows.num_bytes) == ((2, 8), "F32", 64)
     assert (other.shape, other.type.name, other.num_bytes) == ((32,), "Q4_0", 18)

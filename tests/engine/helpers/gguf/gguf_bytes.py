@@ -1,6 +1,7 @@
 """Heads of GGUF files, byte by byte, so that each may lie."""
 
 import struct
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,8 +38,8 @@ def tensor(name: str, sizes: list[int], offset: int, kind: int = F32_TENSOR) -> 
 
 def gguf_file(
     file: Path,
-    keys: list[bytes] = [],  # noqa: B006  # none is changed
-    tensors: list[bytes] = [],  # noqa: B006
+    keys: Sequence[bytes] = (),
+    tensors: Sequence[bytes] = (),
     data: bytes = b"",
     **lies: Any,
 ) -> Path:

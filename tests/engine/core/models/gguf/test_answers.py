@@ -11,6 +11,7 @@ import pytest
 from engine.client.text.tokenizer_folder import read_folder
 from engine.core.models.checkpoint import check_folder, check_unchanged, file_stamps
 from engine.core.models.fused.plain_config import read_plain_config
+from engine.core.models.gguf.headers import GgufTensor
 from engine.errors import UnsupportedModelError
 from engine.folder.gguf.derived import derive_folder
 from tests.engine.helpers import greedy_oracle
@@ -173,7 +174,8 @@ def test_weight_that_is_no_number_is_named(checkpoint: Folders, tmp_path: Path) 
     file = write_gguf(checkpoint("llama"), tmp_path / "tiny.gguf", "F16")
     tensor = check_folder(derive_folder(file)).tensors["model.layers.1.mlp.up_proj.weight"]
     content = bytearray(file.read_bytes())
-    start = tensor.start  # type: ignore[attr-defined]
+    assert isinstance(tensor, GgufTensor)
+    start = tensor.start
     content[start : start + 2 * 64 * 96] = b"\xff\x7f" * (64 * 96)
     file.write_bytes(content)
     with pytest.raises(UnsupportedModelError) as refused:

@@ -7,7 +7,7 @@ import torch
 
 from engine.core.models.gguf import weights
 from engine.core.models.gguf.headers import GgufTensor
-from engine.core.models.gguf.weights import raw_blocks, read_tensor, row_order
+from engine.core.models.gguf.weights import read_tensor, row_order
 from engine.errors import UnsupportedModelError
 from engine.folder.gguf.types import BLOCK_TYPES, READABLE
 
@@ -57,14 +57,6 @@ def test_numbers_are_those_of_the_format(
         found = read_tensor(tensor, dtype)
         assert found.dtype == dtype
         assert torch.equal(found.nan_to_num(), expected.to(dtype).nan_to_num())
-
-
-def test_blocks_are_shown_as_they_lie_in_the_file(tmp_path: Path) -> None:
-    tensor = store(tmp_path / "a.gguf", "Q4_K", 6, 512)
-    blocks = raw_blocks(tensor)
-    assert blocks.shape == (6, 288)
-    assert not blocks.flags.owndata and not blocks.flags.writeable
-    assert blocks.tobytes() == tensor.file.read_bytes()[START : START + tensor.num_bytes]
 
 
 def test_rows_of_interleaved_heads_are_put_in_order(tmp_path: Path) -> None:
