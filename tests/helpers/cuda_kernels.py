@@ -89,13 +89,13 @@ def elsewhere(
 
 
 def _copy_to(argument: Any, device: torch.device) -> Any:
-    """With the same strides, because that rows may lie apart is tested, too."""
+    """With the same strides and offset: rows that lie apart or begin anywhere are tested, too."""
     if not isinstance(argument, Tensor):
         return argument
-    copy = torch.empty_strided(
-        argument.shape, argument.stride(), dtype=argument.dtype, device=device
-    )
-    return copy.copy_(argument)
+    num_values = argument.untyped_storage().nbytes() // argument.itemsize
+    storage = torch.empty(num_values, dtype=argument.dtype, device=device)
+    layout = (argument.shape, argument.stride(), argument.storage_offset())
+    return storage.as_strided(*layout).copy_(argument)
 
 
 # Where there is no compiler, nothing was built that could be tested.

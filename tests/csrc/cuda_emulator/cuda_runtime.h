@@ -250,6 +250,9 @@ inline uint32_t __byte_perm(uint32_t low, uint32_t high, uint32_t selector) {
   return result;
 }
 
+// Exact as double, so that no compiler fuses it with what comes after it.
+inline float __fmul_rn(float x, float y) { return static_cast<float>(double{x} * y); }
+
 inline unsigned __float_as_uint(float x) {
   unsigned bits;
   std::memcpy(&bits, &x, sizeof(bits));
