@@ -26,6 +26,7 @@ test-gpu: setup  ## the kernels of csrc/cuda, the engine and every architecture,
 	@PARLEY_TEST_DEVICE=cuda $(BIN)/python -m pytest tests/test_cuda_kernels.py \
 		tests/csrc/test_cuda_attention.py tests/csrc/test_cuda_rows.py tests/csrc/test_penalties.py \
 		tests/engine/core/ops/test_sampling_reference.py tests/engine/core/attention/test_cuda.py \
+		tests/engine/core/attention/test_prompts.py \
 		tests/engine/core/models/fused/test_gpu_decoder.py tests/engine/core/models/test_devices.py \
 		tests/engine/core/runner/test_bfloat16.py
 

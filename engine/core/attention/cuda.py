@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from engine.core.attention.backends import UNIT_TOKENS, AttentionBackend, OfStep
-from engine.core.attention.prompts import attend_prompts, can_attend, prepare
+from engine.core.attention.prompts import attend_prompts, can_attend, key_places, prepare
 from engine.core.attention.scores import Scores
 from engine.core.tensors.batch import Batch
 
@@ -88,6 +88,7 @@ class CudaPrompts:
 
     def __init__(self, library: Any) -> None:
         self._library = library
+        self._places = OfStep(lambda batch: key_places(batch, self.page_size))
         prepare()
 
     def attend(
@@ -101,7 +102,7 @@ class CudaPrompts:
     ) -> None:
         caches = (key_cache, value_cache)
         if can_attend(query, *caches, batch, scores):
-            attend_prompts(query, *caches, batch, out, scores.scale)
+            attend_prompts(query, *caches, batch, self._places.of(batch), out, scores)
             return
         indices = (batch.block_tables, batch.cu_seqlens_q, batch.seq_lens)
         self._library.paged_attention(query, *caches, *indices, out, *scores)

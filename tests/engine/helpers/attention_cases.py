@@ -113,6 +113,7 @@ class Case:
         page_size: int,
         dtype: torch.dtype = torch.float32,
         lens: tuple[tuple[int, int], ...] = LENS,
+        device: str = "cpu",
     ) -> None:
         generator = torch.Generator().manual_seed(page_size)
 
@@ -123,17 +124,17 @@ class Case:
         order = torch.randperm(sum(num_blocks), generator=generator).int()
         tables = torch.zeros(len(lens), max(num_blocks), dtype=torch.int32)
         of_layer = random(len(order), 3, page_size, 2, HEAD_DIM)  # and of something else
-        self.caches = (of_layer[:, 0], of_layer[:, 1])  # of keys and values
         for row, blocks in enumerate(torch.split(order, num_blocks)):
             tables[row, : len(blocks)] = blocks
             num_used = lens[row][1] - (len(blocks) - 1) * page_size
-            for cache in self.caches:
-                cache[blocks[-1], num_used:] = torch.nan
+            of_layer[blocks[-1], :2, num_used:] = torch.nan
+        of_layer = of_layer.to(device)
+        self.caches = (of_layer[:, 0], of_layer[:, 1])  # of keys and values
         self.batch = Batch.of_attention(
-            [queries for queries, _ in lens], [keys for _, keys in lens], tables
+            [queries for queries, _ in lens], [keys for _, keys in lens], tables.to(device)
         )
-        self.query = random(self.batch.num_tokens, 6, HEAD_DIM)
-        self.sinks = random(6)
+        self.query = random(self.batch.num_tokens, 6, HEAD_DIM).to(device)
+        self.sinks = random(6).to(device)
 
     def attend(
         self,
