@@ -25,13 +25,13 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from bench.gpu.cases import FULL, GPU_SHAPES, QUICK, Figure
+from bench.gpu.cases import FULL, GPU_SHAPES, QUICK, Figure, Sizes
 from bench.gpu.client import through_client
 from bench.gpu.continuous_batching import transformers_batch
 from bench.gpu.device import Device
 from bench.gpu.stepped import Engine
 from bench.harness.report import RESULTS, machine
-from bench.peers.models import make_without_weights
+from bench.peers.models import Checkpoint, Shape, make_without_weights
 
 
 def measure(name: str, arguments: argparse.Namespace, on: Device, folder: Path) -> Iterator[Figure]:
@@ -65,17 +65,25 @@ def measure(name: str, arguments: argparse.Namespace, on: Device, folder: Path) 
     yield ours
     engine = None
     _let_go()
-    try:
-        theirs = transformers_batch(model, shape, sizes, on)
-        ratio = f"{ours.value / theirs:.2f} x" if ours.value else ""
-        yield Figure(name, f"{ours.case}, transformers", theirs, "tok/s", note=ratio)
-    except Exception as error:  # of a library that we know nothing about
-        yield Figure(name, f"{ours.case}, transformers", None, "tok/s", note=_one_line(error))
-    _let_go()
+    if arguments.peer:
+        yield _beside_transformers(ours, model, shape, sizes, on)
+        _let_go()
     try:
         yield from asyncio.run(through_client(model, sizes, on))
     except Exception as error:  # such as a core that did not start
         yield Figure(name, "client", None, "ms", note=_one_line(error))
+
+
+def _beside_transformers(
+    ours: Figure, model: Checkpoint, shape: Shape, sizes: Sizes, on: Device
+) -> Figure:
+    case = f"{ours.case}, transformers"
+    try:
+        theirs = transformers_batch(model, shape, sizes, on)
+    except Exception as error:  # of a library that we know nothing about
+        return Figure(ours.shape, case, None, "tok/s", note=_one_line(error))
+    ratio = f"{ours.value / theirs:.2f} x" if ours.value else ""
+    return Figure(ours.shape, case, theirs, "tok/s", note=ratio)
 
 
 def _let_go() -> None:
@@ -129,6 +137,9 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--shapes", nargs="+", choices=GPU_SHAPES, default=["0.6B", "8B", "32B"])
     parser.add_argument("--quick", action="store_true", help="tiny sizes: shows that it works")
+    parser.add_argument(
+        "--peer", action=argparse.BooleanOptionalAction, default=True, help="transformers as well"
+    )
     parser.add_argument("--record", type=Path, help="where to keep the figures as JSON")
     arguments = parser.parse_args()
     if arguments.device == "cuda" and not torch.cuda.is_available():
