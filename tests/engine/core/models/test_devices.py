@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.engine.core.runner.test_memory import TAGS, Sleeper, answers
 from tests.engine.helpers.greedy_oracle import (
     Folders,
     check_equals_transformers,
@@ -85,3 +86,14 @@ def test_a_row_that_fails_while_the_next_step_has_begun_ends_alone(
     problem = ("engine_error", "the model gave no finite logits")
     assert engine.ends["bad"].error == problem
     assert engine.tokens["good"] == alone.tokens["good"]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("level", [1, 2])
+def test_answers_are_the_same_after_a_sleep(level: int, device: str, folders: Folders) -> None:
+    """On a GPU decodes were recorded over memory that was given back meanwhile."""
+    sleeper = Sleeper(folders("qwen3"), device=device, dtype="float32")
+    expected, _, _ = answers(sleeper, [])
+    tokens, _, _ = answers(sleeper, [(level, TAGS)])
+    assert tokens == expected
+    sleeper.close()
