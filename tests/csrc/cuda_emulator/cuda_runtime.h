@@ -34,6 +34,10 @@ struct uint4 {
   uint32_t x, y, z, w;
 };
 
+struct float4 {
+  float x, y, z, w;
+};
+
 inline dim3 threadIdx, blockIdx, blockDim, gridDim;  // of the fiber that runs
 
 using cudaStream_t = void*;

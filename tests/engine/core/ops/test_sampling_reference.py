@@ -130,6 +130,16 @@ def test_the_ends_of_the_range_choose_tokens_that_may_come(
             assert distance_to_its_share(rows, row, token) < 1e-6
 
 
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize("cut", [{"top_k": 2000}, {"top_p": 0.9}, {"top_p": 0.5, "top_k": 1900}])
+def test_many_tokens_that_are_nearly_alike_have_shares_too(
+    implementation: str, cut: dict[str, Any]
+) -> None:
+    rows = Rows(random_logits(6, 2501, spread=0.01), **cut)
+    for row, token in enumerate(rows.choose(implementation)):
+        assert distance_to_its_share(rows, row, token) < 1e-6
+
+
 @pytest.mark.parametrize("implementation", WITH_CUDA)
 @pytest.mark.parametrize("top_k", [1, 3, 600])
 def test_of_equal_tokens_any_number_is_kept_exactly(implementation: str, top_k: int) -> None:
