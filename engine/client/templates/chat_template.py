@@ -3,6 +3,9 @@
 The template is code from the checkpoint, so it runs in a process of its own, with bounds of time,
 memory and length (`process.py`, `child.py`). One that leaves its bounds ends the
 rendering that it was asked for, and another process takes the next one.
+
+Templates that came with a processor for pictures may know contents as lists of parts only, and make
+nothing of a text. Which kind one is, a rendering shows; it is then given what it can read.
 """
 
 import logging
@@ -36,6 +39,9 @@ MAX_TRIAL_CHARACTERS = 2**20
 CHARACTERS_PER_BYTE = 4  # of text from each byte of a conversation, beside those of a trial
 MAX_SOURCE_CHARACTERS = 2**20
 
+MEDIA = ("image", "video", "audio")  # in the type of a part that is no text
+MARK = "7315924680"  # a content that no template changes
+
 _TRIALS: tuple[list[Message], ...] = (
     [{"role": "user", "content": "Hello"}],
     [
@@ -57,6 +63,7 @@ class ChatTemplate:
         self._is_compiled = False
         self._num_closes = 0
         self._broken: ValidationError | None = None  # why it cannot be compiled
+        self._reads_parts: bool | None = None  # not known yet
 
     @property
     def pid(self) -> int | None:
@@ -85,20 +92,26 @@ class ChatTemplate:
         Raises `ValidationError` if it is broken, `ChatTemplateError` if it leaves its bounds.
         """
         for messages in _TRIALS:
-            variables = {"messages": messages, "add_generation_prompt": True}
-            asked = {"variables": variables, "max_characters": MAX_TRIAL_CHARACTERS}
             with self._lock:
-                self._ask(asked, COMPILE_SECONDS)
+                self._try([_readable(message, self._wants_parts()) for message in messages])
 
     def render(self, messages: Sequence[Message], **variables: Any) -> str:
         """The text of a conversation.
 
-        Raises `ValidationError` if the template refuses it, `ChatTemplateError` if it leaves its
-        bounds over it, `RetryableRequestError` if somebody ends its process, and the next one.
+        Raises `ValidationError` if the template refuses it, `NotImplementedError` for pictures and
+        sounds, `ChatTemplateError` if the template leaves its bounds over it,
+        `RetryableRequestError` if somebody ends its process, and the next one.
         """
         if not messages:
             raise ValidationError("a conversation needs at least one message", "messages", [])
-        plain = [{k: v for k, v in message.items() if v is not None} for message in messages]
+        _refuse_media(messages)
+        try:
+            with self._lock:
+                wants_parts = self._wants_parts()
+        except ChatTemplateError as error:
+            logger.warning("%s", error)
+            raise
+        plain = [_readable(message, wants_parts) for message in messages]
         given = {"messages": plain, **variables}
         try:
             encoded = encode(given)
@@ -119,6 +132,20 @@ class ChatTemplate:
             problem = f"the chat template refuses these messages: {reply['refused']}"
             raise ValidationError(problem, "messages")
         return str(reply["text"])
+
+    def _wants_parts(self) -> bool:
+        """Whether it shows the parts of a content, and no text that is given as it is."""
+        if self._reads_parts is None:
+            message = {"role": "user", "content": MARK}
+            text, parts = (self._try([_readable(message, as_parts)]) for as_parts in (False, True))
+            self._reads_parts = MARK not in text and MARK in parts
+        return self._reads_parts
+
+    def _try(self, messages: list[Message]) -> str:
+        """The text of a short conversation; nothing if it is refused."""
+        variables = {"messages": messages, "add_generation_prompt": True}
+        asked = {"variables": variables, "max_characters": MAX_TRIAL_CHARACTERS}
+        return str(self._ask(asked, COMPILE_SECONDS).get("text", ""))
 
     def _ask(self, request: Mapping[str, Any], seconds: float) -> dict[str, Any]:
         """The reply, which says `text` or `refused`."""
@@ -176,6 +203,26 @@ class ChatTemplate:
         if self._process is not None:
             self._process.close()
         self._process, self._is_compiled = None, False
+
+
+def _refuse_media(messages: Sequence[Message]) -> None:
+    """Templates write a placeholder for a picture, and nobody would put the picture there."""
+    for index, message in enumerate(messages):
+        content = message.get("content")
+        for part in content if isinstance(content, list | tuple) else ():
+            kind = part.get("type") if isinstance(part, Mapping) else None
+            if isinstance(kind, str) and any(medium in kind for medium in MEDIA):
+                place = f"messages[{index}].content has a part of the type {kind!r}"
+                raise NotImplementedError(f"pictures and sounds are not implemented: {place}")
+
+
+def _readable(message: Message, as_parts: bool) -> Message:
+    """The message without what is not given; its content as a list of parts, if that is wanted."""
+    given = {name: value for name, value in message.items() if value is not None}
+    content = given.get("content")
+    if as_parts and isinstance(content, str):
+        given["content"] = [{"type": "text", "text": content}]
+    return given
 
 
 def _fault(reason: str) -> ChatTemplateError:

@@ -180,10 +180,17 @@ def _add_missing_tokens(
 
 
 def _read_chat_template(folder: Path, config: Mapping[str, Any]) -> tuple[str | None, Path]:
+    """That of a processor for pictures, which has its own file, goes before the tokenizer's."""
     file = folder / "chat_template.jinja"
     text = read_text(file)
     if text is not None:
         return text, file
+    for file in (folder / "chat_template.json", folder / "processor_config.json"):
+        source = (read_json(file) or {}).get("chat_template")
+        if source is not None and not isinstance(source, str):
+            raise wrong(file, "chat_template", source, "must be text")
+        if source:
+            return source, file
     file = folder / "tokenizer_config.json"
     source = config.get("chat_template")
     if isinstance(source, list):

@@ -18,6 +18,7 @@ import pytest
 from engine.client.templates import chat_template as chat_template_module
 from engine.client.templates.chat_template import FALLBACK_TEMPLATE, ChatTemplate
 from engine.errors import ChatTemplateError, RetryableRequestError, ValidationError
+from tests.engine.helpers.small_tokenizers import LLAVA
 from tests.helpers.patience import PATIENCE
 from tests.helpers.root import ROOT
 from tests.helpers.tiny_model import CHAT_TEMPLATE
@@ -84,6 +85,49 @@ def test_a_template_that_loops_over_one_content_ends_that_rendering_only(
         late.render(BOMB)
     assert late.pid != before
     assert late.render(MESSAGES) == "Hello"
+
+
+@pytest.mark.parametrize(
+    ("source", "text"),
+    [
+        (LLAVA, "SYSTEM USER: Hello ASSISTANT: Hi ASSISTANT:".replace("SYSTEM", "Be brief.")),
+        ("{% for m in messages %}{{ m.content[0].text }};{% endfor %}", "Be brief.;Hello;Hi;"),
+        ("{% for m in messages %}{{ m.content }};{% endfor %}", "Be brief.;Hello;Hi;"),
+        (
+            "{% for m in messages %}{% if m.content is string %}{{ m.content }}"
+            "{% else %}{{ raise_exception('parts') }}{% endif %};{% endfor %}",
+            "Be brief.;Hello;Hi;",
+        ),
+        ("{{ messages | length }}", "3"),
+    ],
+    ids=["llava", "parts", "text", "text before parts", "neither"],
+)
+def test_contents_are_given_as_the_template_reads_them(source: str, text: str) -> None:
+    template = ChatTemplate(source)
+    template.try_out()
+    messages = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "Hello"},
+        {"role": "assistant", "content": "Hi"},
+    ]
+    assert template.render(messages, add_generation_prompt=True) == text
+    template.close()
+
+
+def test_parts_that_are_given_stay_what_they_are() -> None:
+    template = ChatTemplate(LLAVA)
+    parts = [{"type": "text", "text": text} for text in ("What is", "this?")]
+    assert template.render([{"role": "user", "content": parts}]) == "USER: What is this? "
+    template.close()
+
+
+@pytest.mark.parametrize("kind", ["image", "image_url", "input_audio", "video"])
+def test_pictures_and_sounds_are_refused(kind: str) -> None:
+    template = ChatTemplate(LLAVA)
+    parts = [{"type": "text", "text": "What is this?"}, {"type": kind, kind: "a.png"}]
+    problem = rf"not implemented: messages\[0\]\.content has a part of the type '{kind}'"
+    with pytest.raises(NotImplementedError, match=problem):
+        template.render([{"role": "user", "content": parts}])
 
 
 def test_a_refusal_without_words_is_a_refusal_and_its_process_goes_on() -> None:

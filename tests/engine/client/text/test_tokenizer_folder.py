@@ -15,6 +15,30 @@ def test_template_file_wins_over_the_configuration(tmp_path: Path) -> None:
     assert read_folder(folder).chat_template == "{{ messages[0].content }}!"
 
 
+@pytest.mark.parametrize("name", ["chat_template.json", "processor_config.json"])
+def test_the_template_of_a_processor_wins_over_the_tokenizers(name: str, tmp_path: Path) -> None:
+    folder = build_chatml(tmp_path)
+    (folder / name).write_text(json.dumps({"chat_template": "of a processor"}))
+    found = read_folder(folder)
+    assert (found.chat_template, found.template_file) == ("of a processor", folder / name)
+    (folder / "chat_template.jinja").write_text("newer")
+    assert read_folder(folder).chat_template == "newer"
+
+
+def test_a_processor_need_not_have_a_template(tmp_path: Path) -> None:
+    folder = build_chatml(tmp_path)
+    of_tokenizer = read_folder(folder).chat_template
+    (folder / "processor_config.json").write_text(json.dumps({"image_seq_length": 4}))
+    assert read_folder(folder).chat_template == of_tokenizer
+
+
+def test_a_processors_template_that_is_no_text_is_refused(tmp_path: Path) -> None:
+    folder = build_chatml(tmp_path)
+    (folder / "chat_template.json").write_text(json.dumps({"chat_template": 5}))
+    with pytest.raises(ValidationError, match=r"chat_template\.json: chat_template must be text"):
+        read_folder(folder)
+
+
 def test_folder_without_tokenizer_is_a_validation_error(tmp_path: Path) -> None:
     with pytest.raises(ValidationError, match=r"tokenizer\.json: is missing"):
         read_folder(tmp_path)
