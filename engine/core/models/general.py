@@ -3,19 +3,20 @@
 It is imported for those alone, because transformers takes as long to import as torch.
 """
 
+import copy
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
-from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
+from torch import Tensor, nn
+from transformers import AutoConfig, GenerationConfig
 from transformers.quantizers.auto import AutoHfQuantizer
 
 from engine.config import EngineConfig
 from engine.core.attention import paged as attention
 from engine.core.attention.paged import PagedLayer, StepContext
-from engine.core.models import experts, linear, trial
+from engine.core.models import experts, linear, text_half, trial
 from engine.core.models.checkpoint import Checkpoint
 from engine.core.models.implied_shapes import check_names, check_size, mismatch
 from engine.core.models.lora.module_adapters import ModuleAdapters
@@ -35,10 +36,14 @@ def read_configs(checkpoint: Checkpoint) -> tuple[Any, Any]:
     config = AutoConfig.from_pretrained(
         checkpoint.folder, local_files_only=True, trust_remote_code=False
     )
-    text_config = config.get_text_config()
+    whole = text_half.thinking_config(config)
+    text_config = whole.get_text_config()
+    for part in (whole, text_config):
+        if part.dtype is None:  # it is said once, of all parts
+            part.dtype = config.dtype
     check_names(checkpoint, text_config)
     _check_config(text_config)
-    return config, text_config
+    return whole, text_config
 
 
 def _check_config(config: Any) -> None:
@@ -90,7 +95,7 @@ def _is_known_quantization(declared: Any) -> bool:
 
 def build(
     checkpoint: Checkpoint,
-    config: Any,
+    whole: Any,
     dtype: torch.dtype,
     load_format: str,
     device: torch.device,
@@ -98,41 +103,42 @@ def build(
 ) -> tuple[nn.Module, set[str]]:
     """The model, and the names of what the checkpoint holds besides.
 
-    `overrides` are fields of config.json that count in the place of its own.
+    `whole` is the config of all its parts; `overrides` are fields that count in the place of its
+    own.
     """
     folder, faulty = checkpoint.folder, checkpoint.config_file
+    whole.update(overrides)
+    config = whole.get_text_config()
+    kind, implementation = text_half.model_class(whole), text_half.attn_implementation(whole)
     transformers.utils.logging.disable_progress_bar()
     transformers.utils.logging.set_verbosity_error()  # what it warns of, we refuse or accept
     unexpected: set[str] = set()
     try:
         if load_format == "dummy":
             torch.manual_seed(0)
-            config.update(overrides)
             with device:  # there are GPUs with more memory than the machine around them
-                model = AutoModelForCausalLM.from_config(
-                    config, dtype=dtype, attn_implementation=attention.NAME
-                )
+                model = kind.from_config(whole, dtype=dtype, attn_implementation=implementation)
             missing = []
         else:
-            check_size(checkpoint, attention.NAME)
+            check_size(checkpoint, whole, _without_memory(kind, whole, implementation))
             _check_generation_config(checkpoint)
             faulty = folder
-            kind: Any = AutoModelForCausalLM
             source: Path | None = folder
+            weights: dict[str, Tensor] | None = None
             if checkpoint.is_gguf:  # no file that transformers reads: it gets what we have read
                 kind, source = getattr(transformers, config.architectures[0]), None
                 weights = dict(read_weights(checkpoint, dtype))
-                overrides = {"config": config, "state_dict": weights, **overrides}
             model, report = kind.from_pretrained(
                 source,
+                config=whole,
+                state_dict=weights,
                 dtype=dtype,
-                attn_implementation=attention.NAME,
+                attn_implementation=implementation,
                 local_files_only=True,
                 trust_remote_code=False,
                 use_safetensors=True,
                 ignore_mismatched_sizes=True,  # they are reported with the missing ones
                 output_loading_info=True,
-                **overrides,
             )
             if checkpoint.is_gguf:
                 model.generation_config = GenerationConfig.from_pretrained(folder)
@@ -156,6 +162,8 @@ def build(
         )
     if model.config.get_text_config()._attn_implementation != attention.NAME:
         raise UnsupportedModelError(f"{config.model_type} does not take our attention")
+    if model.get_output_embeddings() is None:
+        raise UnsupportedModelError(f"{config.model_type} has no output layer for tokens")
     return model, unexpected
 
 
@@ -176,8 +184,10 @@ def attach(
         model.to(later_dtype)
     attached = attention.attach_layers(model, context)
     experts.attach_experts(model, context)
+    device = next(model.parameters()).device
+    own = trial.own_logits(model, attached, device)
     adapters = ModuleAdapters(model, context, trial.NUM_TOKENS) if config.enable_lora else None
-    layers = trial.try_model(model, attached, hf_config, next(model.parameters()).device)
+    layers = trial.try_model(model, attached, hf_config, device, own)
     if adapters is not None:
         adapters.end_trial()
     return layers, adapters
@@ -188,6 +198,15 @@ def drop_packed(model: nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, linear.PackedLinear):
             module.drop()
+
+
+def _without_memory(kind: Any, config: Any, implementation: Any) -> nn.Module:
+    """The model with sizes alone."""
+    with torch.device("meta"):
+        model: nn.Module = kind.from_config(
+            copy.deepcopy(config), attn_implementation=implementation
+        )
+    return model
 
 
 def _check_generation_config(checkpoint: Checkpoint) -> None:

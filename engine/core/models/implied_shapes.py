@@ -8,8 +8,7 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from torch import nn
 from transformers.activations import ACT2FN
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
@@ -40,16 +39,11 @@ def check_names(checkpoint: Checkpoint, config: Any) -> None:
             raise wrong(checkpoint.config_file, "rope_type", kind, problem)
 
 
-def check_size(checkpoint: Checkpoint, attn_implementation: str) -> None:
+def check_size(checkpoint: Checkpoint, config: Any, model: nn.Module) -> None:
     """Raise `UnsupportedModelError` if config.json describes a far larger model than is stored.
 
-    Raises whatever transformers does over a config that it can make no model of.
+    `model` is what transformers makes of `config`, without memory.
     """
-    config = AutoConfig.from_pretrained(
-        checkpoint.folder, local_files_only=True, trust_remote_code=False
-    )
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config, attn_implementation=attn_implementation)
     shapes = {name: tuple(weight.shape) for name, weight in model.named_parameters()}
     num_wanted = sum(map(math.prod, shapes.values()))
     stored = checkpoint.tensors.values()

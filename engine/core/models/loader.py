@@ -60,6 +60,7 @@ class LoadedModel:
     head: ClassifierHead | None = None  # of a checkpoint that classifies, and generates nothing
     tasks: tuple[str, ...] = GENERATING_TASKS  # what it can be asked for, in vLLM's names
     adapters: AdapterHost | None = None  # where those may be added; None: there are none
+    is_half: bool = False  # of a checkpoint that also reads pictures or sounds, which was left out
 
     @property
     def attn_backend(self) -> str:
@@ -101,7 +102,8 @@ def load_model(config: EngineConfig, ops: Ops) -> LoadedModel:
             with torch.inference_mode():
                 fused = _fuse(built, config, context)
             if config.enable_lora and isinstance(fused, FusedDecoder):
-                adapters = FusedAdapters(fused, hf_config.intermediate_size)
+                name: str = getattr(model, "layers_name", "model.layers")
+                adapters = FusedAdapters(fused, hf_config.intermediate_size, name)
         except (ValueError, OSError) as error:  # parameters of another model, or no memory
             raise UnsupportedModelError(f"{folder}: {describe(error)}") from None
     else:
@@ -127,6 +129,7 @@ def load_model(config: EngineConfig, ops: Ops) -> LoadedModel:
         head=built.head,
         tasks=_tasks(built.head, config.runner),
         adapters=adapters,
+        is_half=built.is_half,
     )
     logger.info(
         "loaded %.1fM parameters in %.1f s",
@@ -147,6 +150,7 @@ class _BuiltModel:
     read_dtype: torch.dtype  # which it has until its layers are packed
     is_fused: bool
     head: ClassifierHead | None = None
+    is_half: bool = False
 
 
 def _build_plain(config: EngineConfig, checkpoint: Checkpoint, ops: Ops) -> _BuiltModel | None:
@@ -173,7 +177,7 @@ def _build_plain(config: EngineConfig, checkpoint: Checkpoint, ops: Ops) -> _Bui
 
 def _build_general(config: EngineConfig, checkpoint: Checkpoint, ops: Ops) -> _BuiltModel:
     """The model as transformers makes it. Raises UnsupportedModelError."""
-    from engine.core.models import general
+    from engine.core.models import general, text_half
 
     with reading(checkpoint.config_file):
         whole_config, hf_config = general.read_configs(checkpoint)
@@ -195,15 +199,21 @@ def _build_general(config: EngineConfig, checkpoint: Checkpoint, ops: Ops) -> _B
         read_dtype = _own_dtype(hf_config)  # float32 would need twice the memory for a moment
     overrides = {"tie_word_embeddings": True} if is_classifier else {}
     model, unexpected = general.build(
-        checkpoint, hf_config, read_dtype, config.load_format, device, overrides
+        checkpoint, whole_config, read_dtype, config.load_format, device, overrides
     )
     head: ClassifierHead | None = None
     if is_classifier:
         head = classifier.read_head(checkpoint, whole_config, _width(model))
         unexpected.discard(classifier.WEIGHT)
-    weight_files.check_all_taken(checkpoint, unexpected, hf_config)
+    left_out = text_half.left_out(model)
+    weight_files.check_all_taken(checkpoint, unexpected, hf_config, left_out)
+    if left_out:
+        logger.info(text_half.describe(whole_config, left_out))
+    if is_fused and whole_config is not hf_config:
+        model = text_half.PlainHalf(model)
     model.to(device)
-    return _BuiltModel(model, hf_config, device, dtype, read_dtype, is_fused, head)
+    is_half = bool(left_out)
+    return _BuiltModel(model, hf_config, device, dtype, read_dtype, is_fused, head, is_half)
 
 
 def _log_loading(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device) -> None:
@@ -263,9 +273,7 @@ def choose_device(name: str) -> torch.device:
 def _choose_fused(config: EngineConfig, hf_config: Any, device: torch.device, ops: Ops) -> bool:
     """Whether `engine/fused` computes the model; `UnsupportedModelError` if it must and cannot."""
     text_config = hf_config.get_text_config()
-    obstacle = support.obstacle(text_config)
-    if text_config is not hf_config and config.load_format != "dummy":
-        obstacle = f"{hf_config.model_type} has other parts besides its text"
+    obstacle = support.obstacle(text_config) or support.whole_obstacle(hf_config)
     if config.model_impl == "transformers":
         obstacle = "model_impl is 'transformers'"
     is_on_cpu = device.type == "cpu"

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from engine.core.attention.paged import PagedLayer
+from engine.core.models.text_half import skipped_layers
 from engine.errors import UnsupportedModelError
 from engine.folder.model_files import describe
 
@@ -23,12 +24,31 @@ COUNTERS = ("arange", "cumsum")
 MAX_DIFFERENCE = 1e-3  # of logits, by their spread
 
 
+def own_logits(model: nn.Module, layers: list[PagedLayer], device: torch.device) -> Tensor | None:
+    """Logits of some tokens whose positions the model counts itself; None if it cannot."""
+    ids = torch.zeros((1, NUM_TOKENS), dtype=torch.int64, device=device)
+    try:
+        with torch.inference_mode():
+            logits: Tensor = model(input_ids=ids, use_cache=False).logits[0]
+    except Exception:  # what is wrong with the model, the trial itself will say
+        return None
+    finally:
+        for layer in layers:
+            layer.shapes.clear()
+    return logits
+
+
 def try_model(
-    model: nn.Module, layers: list[PagedLayer], config: Any, device: torch.device
+    model: nn.Module,
+    layers: list[PagedLayer],
+    config: Any,
+    device: torch.device,
+    own: Tensor | None,
 ) -> list[PagedLayer]:
     """Run it, and return those of its attached layers that computed attention.
 
-    Others belong to its towers, for pictures and sounds. Raises UnsupportedModelError, in one line.
+    Others belong to its towers, for pictures and sounds. `own` are the `own_logits`, which must be
+    the same. Raises UnsupportedModelError, in one line.
     """
     name = config.model_type
     ids = torch.zeros((1, NUM_TOKENS), dtype=torch.int64, device=device)
@@ -41,7 +61,7 @@ def try_model(
         raise
     except Exception as error:
         raise UnsupportedModelError(f"{name} {_reason(error)}") from error
-    num_layers: int = config.num_hidden_layers
+    num_layers = config.num_hidden_layers - len(skipped_layers(config))
     called = [layer for layer in layers if layer.shapes]
     if [len(layer.shapes) for layer in called] != [1] * num_layers:
         raise UnsupportedModelError(f"{name}: {_who_called(called, num_layers)}")
@@ -50,6 +70,8 @@ def try_model(
             f"{name} does not keep to the positions it is given: it counts from the first token of "
             "each part that a text is read in"
         )
+    if own is not None and _largest(own - logits, logits) > MAX_DIFFERENCE:
+        raise UnsupportedModelError(f"{name} does not count the positions of a text from 0")
     return called
 
 
@@ -86,8 +108,12 @@ class _Watch(TorchFunctionMode):
 
 def _differ(logits: Tensor) -> bool:
     """Whether the same token, without attention, is another one at another place."""
-    largest = (logits - logits[:1]).float().abs().max()
-    return bool(largest > MAX_DIFFERENCE * logits.float().std())
+    return _largest(logits - logits[:1], logits) > MAX_DIFFERENCE
+
+
+def _largest(differences: Tensor, logits: Tensor) -> float:
+    """Of the differences of logits, by their spread."""
+    return float(differences.float().abs().max() / logits.float().std())
 
 
 def _who_called(called: list[PagedLayer], num_layers: int) -> str:

@@ -7,7 +7,7 @@ what was not taken is refused by name, unless it is known to change nothing.
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -42,12 +42,18 @@ def check_dtypes(checkpoint: Checkpoint) -> None:
             )
 
 
-def check_all_taken(checkpoint: Checkpoint, unexpected: Iterable[str], config: Any) -> None:
+def check_all_taken(
+    checkpoint: Checkpoint, unexpected: Iterable[str], config: Any, left_out: Collection[str] = ()
+) -> None:
     """Refuse a checkpoint of whose tensors the model left out `unexpected`, unless harmless.
+
+    `left_out` are the modules and weights, by the model's names, that are no part of its text.
 
     Raises UnsupportedModelError.
     """
-    names = list(unexpected)
+    parts = [re.escape(name.removeprefix("model.")) for name in left_out]
+    besides = re.compile(rf"(model\.)?({'|'.join(parts)})(\.|$)" if parts else "(?!)")
+    names = [name for name in unexpected if not besides.match(name)]
     guessing = _guessing_layers(names, config)
     left = sorted(
         name for name in names if not is_harmless(name) and _layer_of(name) not in guessing

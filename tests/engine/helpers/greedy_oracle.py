@@ -6,9 +6,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig
 
 from engine.core.ops import library as ops
+from tests.engine.helpers.family_models import auto_class
 from tests.engine.helpers.stepped_engine import SteppedEngine
 from tests.helpers.tiny_model import build_tiny_model
 
@@ -40,10 +41,11 @@ def make_prompts() -> list[list[int]]:
 
 
 class Reference:
-    """transformers with eager attention and without a cache."""
+    """transformers with eager attention and without a cache; of a whole model, given text alone."""
 
     def __init__(self, folder: Path) -> None:
-        self._model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager")
+        kind = auto_class(AutoConfig.from_pretrained(folder).model_type)
+        self._model = kind.from_pretrained(folder, attn_implementation="eager")
 
     def check(self, prompt: list[int], answer: list[int], logits: list[Tensor]) -> float:
         """That each token of a greedy answer is the one after those before it.

@@ -8,7 +8,19 @@ from typing import Any
 
 from torch import nn
 
-FAMILIES = frozenset(("llama", "mistral", "qwen2", "qwen3"))
+FAMILIES = frozenset(
+    # The last three rotate by three positions, which are the same one in a text.
+    ("llama", "mistral", "qwen2", "qwen3", "qwen2_vl_text", "qwen2_5_vl_text", "qwen3_vl_text")
+)
+# Models with other parts, whose text is one of the families, and nothing is done to it besides.
+WHOLES = frozenset(
+    """
+    cosmos3_omni deepseek_vl deepseek_vl_hybrid glmasr got_ocr2 idefics2 idefics3 internvl janus
+    lighton_ocr llava llava_next llava_next_video llava_onevision mistral3 moss_transcribe_diarize
+    ovis2 pp_chart2table qianfan_ocr qwen2_5_vl qwen2_audio qwen2_vl qwen3_asr qwen3_vl smolvlm
+    video_llama_3 video_llava vipllava voxtral
+    """.split()
+)
 ROPE_TYPES = frozenset(("default", "linear", "llama3", "yarn"))  # one table for all lengths
 GPU_WIDEST = 16_384  # a block keeps a row of so many in its registers, also in float32
 GPU_WIDEST_HEAD = 512
@@ -55,6 +67,17 @@ def obstacle(config: Any) -> str | None:
     return None
 
 
+def whole_obstacle(config: Any) -> str | None:
+    """What of the whole config keeps its text, which has no `obstacle`, from being computed."""
+    if config.get_text_config() is config:
+        return None
+    if config.model_type not in WHOLES:
+        return f"{config.model_type} has other parts besides its text"
+    if getattr(config, "quantization_config", None):
+        return "weights that are quantized already"
+    return None
+
+
 def gpu_obstacle(config: Any) -> str | None:
     """What of this config, which has no `obstacle`, the kernels of csrc/cuda do not take."""
     widths = (config.hidden_size, config.intermediate_size)
@@ -93,7 +116,7 @@ def windows(config: Any) -> tuple[int, ...]:
     """How many tokens each layer sees, 0 = all: from where transformers takes it."""
     num_layers: int = config.num_hidden_layers
     window = getattr(config, "sliding_window", None) or 0
-    if config.model_type == "llama":  # has no windows, whatever its config says
+    if config.model_type in ("llama", "qwen3_vl_text"):  # have none, whatever the config says
         return (0,) * num_layers
     if config.model_type == "mistral":  # looks at no layer's type
         return (window,) * num_layers

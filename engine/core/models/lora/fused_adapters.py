@@ -15,10 +15,11 @@ _PARENTS = {name: "self_attn" for name in MODULES[:4]} | {name: "mlp" for name i
 class FusedAdapters:
     """The modules of one decoder that may be adapted: all linear ones but the output layer.
 
-    It keeps their sizes, not the decoder, which is another one after a sleep.
+    It keeps their sizes, not the decoder, which is another one after a sleep. `layers` is the name
+    of its layers in the model, such as `model.layers`.
     """
 
-    def __init__(self, decoder: FusedDecoder, num_gated: int) -> None:
+    def __init__(self, decoder: FusedDecoder, num_gated: int, layers: str) -> None:
         shape, is_float = decoder.shape, decoder.weights.qkv.panels.dtype == torch.float32
         self._format = "float32" if is_float else "bfloat16"  # as precise as the model at least
         self._num_layers = shape.num_layers
@@ -30,7 +31,7 @@ class FusedAdapters:
         outputs = (attended, keys, keys, hidden, num_gated, num_gated, hidden)
         inputs = (hidden, hidden, hidden, attended, hidden, hidden, num_gated)
         self._places = {
-            f"model.layers.{layer}.{_PARENTS[name]}.{name}": (layer, module)
+            f"{layers}.{layer}.{_PARENTS[name]}.{name}": (layer, module)
             for layer in range(shape.num_layers)
             for module, name in enumerate(MODULES)
         }

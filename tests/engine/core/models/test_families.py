@@ -1,4 +1,6 @@
-"""Every causal language model that transformers knows: the same text as there, or one true line.
+"""Every model of language that transformers knows: the same text as there, or one true line.
+
+Of those that also take pictures or sounds, what transformers' whole model says to text alone.
 
 The wide run is slow; a few families that have been wrong, or refused for nothing, are always tried.
 """
@@ -10,11 +12,14 @@ from typing import Any
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES,
+)
 
 from engine.errors import UnsupportedModelError
 from engine.folder.caches.families import RUNNING
-from tests.engine.helpers.family_models import NotBuilt, build_family
+from tests.engine.helpers.family_models import NotBuilt, build_family, family_config
 from tests.engine.helpers.greedy_oracle import NUM_TOKENS, Reference, make_prompts
 from tests.engine.helpers.stepped_engine import SteppedEngine
 from tests.helpers.built_kernels import needs_kernels
@@ -25,17 +30,28 @@ MAX_DIFFERENCE = 5e-5  # of logits; some families multiply them
 # Whose configurations want more than small numbers, or parts that are not installed.
 NOT_BUILT = frozenset(
     """
-    blt dots3_note gemma3n gemma4_assistant gemma4_unified_assistant git musicgen
-    musicgen_melody qwen4_exp qwen4_exp_text zamba zamba2
+    blt diffusion_gemma dots3_note evolla fast_vlm florence2 fun_asr_nano gemma3n gemma4_assistant
+    gemma4_unified_assistant git glm5_next granite4_vision inkling2 inkling_mm_model
+    kyutai_speech_to_text muse_glimmer muse_spark musicgen musicgen_melody nemo_speechlm
+    nemotron_h_omni perception_lm qwen2_5_omni qwen3_omni_moe qwen4_exp qwen4_exp_text t5gemma2
+    vibevoice_asr zamba zamba2
     """.split()
 )
 ALWAYS_TRIED = (
     *("ctrl", "gemma4", "gemma4_unified", "got_ocr2", "longcat_flash", "moss_transcribe_diarize"),
     *("phi4_multimodal", "mpt", "bert", "blenderbot-small", "diffllama"),
+    *("aria", "emu3", "gemma3", "glm4v", "idefics3", "internvl", "kimi_k25", "kosmos-2.5"),
+    *("llava", "llava_next", "llava_onevision", "mistral3", "mllama", "paligemma", "pi0"),
+    *("qwen2_5_vl", "qwen2_audio", "qwen2_vl", "qwen3_vl", "qwen3_vl_moe", "smolvlm"),
 )
 _FULL = ["full_attention"] * 4
 _ROPE = {"rope_theta": 10_000.0, "factor": 4.0, "original_max_position_embeddings": 128}
 _LONG: dict[str, Any] = {"short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
+_GEMMA4_TEXT = family_config("gemma4_text").to_dict() | {"attention_k_eq_v": True}
+_GEMMA4_TOWER: dict[str, Any] = {
+    **{"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 6, "head_dim": 16},
+    **{"num_attention_heads": 2, "num_key_value_heads": 2},
+}
 VARIANTS: dict[str, tuple[str, dict[str, Any], str | None]] = {  # fields, and why it is refused
     "gemma3 in both directions": (
         "gemma3_text",
@@ -70,6 +86,31 @@ VARIANTS: dict[str, tuple[str, dict[str, Any], str | None]] = {  # fields, and w
     "phi3 with longrope": (
         "phi3",
         {"rope_parameters": _ROPE | _LONG | {"rope_type": "longrope"}},
+        None,
+    ),
+    "gemma4 with a tower, and values that are keys": (
+        "gemma4",
+        {"vision_config": _GEMMA4_TOWER, "text_config": _GEMMA4_TEXT},
+        None,
+    ),
+    "gemma4 with shared keys": (
+        "gemma4",
+        {"text_config": _GEMMA4_TEXT | {"num_kv_shared_layers": 2}},
+        "shares keys and values",
+    ),
+    "llava with a mistral": (
+        "llava",
+        {"text_config": family_config("mistral").to_dict()},
+        None,
+    ),
+    "llava with a gemma": (
+        "llava",
+        {"text_config": family_config("gemma").to_dict()},
+        None,
+    ),
+    "mistral3 with a ministral": (
+        "mistral3",
+        {"text_config": family_config("ministral3").to_dict()},
         None,
     ),
     "qwen3 with yarn": ("qwen3", {"rope_parameters": _ROPE | {"rope_type": "yarn"}}, None),
@@ -115,7 +156,11 @@ def test_a_family_that_loads_gives_the_text_of_transformers(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "model_type", sorted({*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, *RUNNING} - {*ALWAYS_TRIED})
+    "model_type",
+    sorted(
+        {*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, *MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES, *RUNNING}
+        - {*ALWAYS_TRIED}
+    ),
 )
 def test_every_family_gives_the_text_of_transformers_or_is_refused_in_one_line(
     model_type: str, tmp_path: Path

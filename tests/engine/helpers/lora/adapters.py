@@ -13,8 +13,10 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig
 from transformers.pytorch_utils import Conv1D
+
+from tests.engine.helpers.family_models import auto_class
 
 ALL_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 PREFIX = "base_model.model."
@@ -39,7 +41,7 @@ def build_adapter(
     """
     generator = torch.Generator().manual_seed(seed)
     tensors: dict[str, Tensor] = {}
-    for name, layer in _layers(AutoModelForCausalLM.from_pretrained(model)).items():
+    for name, layer in _layers(_load(model)).items():
         if name.split(".")[-1] not in targets:
             continue
         num_outputs, num_inputs = _shape(layer)
@@ -72,7 +74,7 @@ def write_adapter(folder: Path, config: dict[str, Any], tensors: dict[str, Tenso
 
 def merged_model(model: Path, adapter: Path) -> Any:
     """transformers' float32 model with the adapter in its weights."""
-    merged: Any = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
+    merged = _load(model, dtype=torch.float32).eval()
     config = json.loads((adapter / "adapter_config.json").read_text())
     tensors = load_file(adapter / "adapter_model.safetensors")
     for name, layer in _layers(merged).items():
@@ -84,6 +86,11 @@ def merged_model(model: Path, adapter: Path) -> Any:
         with torch.no_grad():
             layer.weight += delta.T if isinstance(layer, Conv1D) else delta
     return merged
+
+
+def _load(folder: Path, **options: Any) -> Any:
+    kind = auto_class(AutoConfig.from_pretrained(folder).model_type)
+    return kind.from_pretrained(folder, **options)
 
 
 def greedy(model: Any, prompt: Sequence[int], num_tokens: int) -> list[int]:

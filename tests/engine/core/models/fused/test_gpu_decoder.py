@@ -4,6 +4,7 @@ It is driven by the real scheduler and runner, and must give what transformers g
 """
 
 import dataclasses
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,6 +24,7 @@ from engine.core.scheduling.sequence import ScheduledSequence
 from tests.engine.core.runner.test_decode_graphs import record_again
 from tests.engine.core.runner.test_memory import TAGS, Sleeper, answers
 from tests.engine.core.sampling import test_pooler as embeddings
+from tests.engine.helpers.family_models import build_family
 from tests.engine.helpers.greedy_oracle import (
     Folders,
     Reference,
@@ -72,6 +74,16 @@ def test_chunks_decodes_and_latecomers_equal_transformers(
     engine = check_equals_transformers(folders(family), max_num_batched_tokens=5)
     assert isinstance(engine.runner.loaded.fused, GpuDecoder)
     assert engine.runner.loaded.attn_backend == kernels
+
+
+@pytest.mark.parametrize("kernels", ["torch"])
+@pytest.mark.usefixtures("on_gpu")
+@pytest.mark.parametrize("model_type", ["llava", "qwen2_5_vl", "qwen3_vl"])
+def test_the_text_half_of_a_larger_model_equals_transformers(
+    model_type: str, kernels: str, tmp_path: Path
+) -> None:
+    engine = check_equals_transformers(build_family(tmp_path / model_type, model_type))
+    assert isinstance(engine.runner.loaded.fused, GpuDecoder)
 
 
 @KERNELS
