@@ -172,6 +172,7 @@ def load_core(config: EngineConfig) -> tuple[EngineCore, Ready]:
         loaded.attn_backend,
         row_multiple=runner.invariance.row_multiple,
         is_batch_invariant=runner.invariance.is_proven,
+        is_text_only=loaded.is_half,
     )
     gc.collect()
     gc.freeze()  # the model is not garbage: do not look at it again

@@ -39,11 +39,13 @@ class CoreMetrics:
         *,
         row_multiple: int = 1,
         is_batch_invariant: bool = False,
+        is_text_only: bool = False,
     ) -> None:
         self.model_name = model_name
         self.attn_backend = attn_backend
         self.row_multiple = row_multiple
         self.is_batch_invariant = is_batch_invariant
+        self.is_text_only = is_text_only
         self.decode_steps = DurationHistogram()  # steps with nothing but decodes
         self.other_steps = DurationHistogram()
 
@@ -57,6 +59,7 @@ class CoreMetrics:
             "model_name": self.model_name,
             "attn_backend": self.attn_backend,
             "batch_invariant": int(self.is_batch_invariant),  # 1: as the probe at load found
+            "text_only": int(self.is_text_only),  # 1: without the towers of its checkpoint
             "row_multiple": self.row_multiple,  # to which the rows of a step are padded
             "sleeping": int(stats.is_sleeping),
             "num_running": stats.num_running,

@@ -36,6 +36,7 @@ ENGINE_NAMES = {
     "requests_total": "engine_requests_total",
     "batch_invariant": "engine_batch_invariant",
     "row_multiple": "engine_row_multiple",
+    "text_only": "engine_text_only",
 }
 
 disable_created_metrics()  # type: ignore[no-untyped-call]  # the library has no types there

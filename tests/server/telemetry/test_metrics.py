@@ -20,6 +20,7 @@ ENGINE: dict[str, Any] = {
     "prompt_tokens_total": 500,
     "batch_invariant": 1,
     "row_multiple": 4,
+    "text_only": 1,
     "attention": "paged",
     "step_seconds": {"buckets": [(0.001, 4), (0.01, 6), (float("inf"), 7)], "sum": 0.5, "count": 7},
 }
@@ -46,6 +47,7 @@ def test_the_engines_figures_have_the_names_that_scripts_know(metrics: Metrics) 
     assert found["parley_prompt_tokens_total"] == 500
     assert found["parley_engine_batch_invariant"] == 1
     assert found["parley_engine_row_multiple"] == 4
+    assert found["parley_engine_text_only"] == 1
 
 
 def test_histograms_texts_and_counters_are_rendered_as_what_they_are(metrics: Metrics) -> None:
