@@ -35,7 +35,7 @@ NO_TOKEN: Problem = ("invalid_request", "the request's own parameters leave no t
 NOT_FINITE: Problem = ("engine_error", "the model gave no finite logits")
 
 RAW_LOGPROBS = LogprobsMode()
-NUM_UNIFORMS = 32  # random numbers made at once for one sequence
+NUM_UNIFORMS = 256  # random numbers made at once for one sequence: 32 take as long
 # What a request's own parameters can bring about. A RuntimeError of torch is the whole step's.
 ROW_FAULTS = (LookupError, ValueError, TypeError, ArithmeticError)
 
