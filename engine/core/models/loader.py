@@ -260,10 +260,12 @@ def _fuse(
 
 
 def choose_device(name: str) -> torch.device:
-    """The named device; "auto" is the CPU, as long as no GPU has run this.
+    """The named device; "auto" is the CPU, where an answer does not depend on what runs beside it.
 
     Raises UnsupportedModelError if the named one is not there.
     """
+    if name == "auto" and torch.cuda.is_available():
+        logger.info("a GPU is seen, and not used: device 'cuda' uses it")
     if name == "cuda" and not torch.cuda.is_available():
         reason = "no GPU is seen" if torch.version.cuda else "this torch was built without CUDA"
         raise UnsupportedModelError(f"device 'cuda' was asked for, but {reason}")
