@@ -51,9 +51,10 @@ from bench.peers.workloads import (
 ROOT = Path(bench.__file__).resolve().parent.parent
 PEERS: tuple[type[Peer], ...] = (Parley, LlamaCpp, LlamaCppSplit, OpenVINO, VLLM, Transformers)
 ENGINES = (
-    "parley:bf16 parley:bf16-kv8 parley:int8 parley:int8-kv8 llama.cpp:bf16 llama.cpp:f16 "
-    "llama.cpp:q8_0 llama.cpp-split:f16 llama.cpp-split:q8_0 openvino:fp16 openvino:int8 "
-    "vllm:bf16 transformers:bf16"
+    "parley:bf16 parley:bf16-kv8 parley:int8 parley:int8-kv8 parley:int4 parley:q4_0 "
+    "parley:q4_k_m llama.cpp:bf16 llama.cpp:f16 llama.cpp:q8_0 llama.cpp:q4_0 llama.cpp:q4_k_m "
+    "llama.cpp-split:f16 llama.cpp-split:q8_0 openvino:fp16 openvino:int8 vllm:bf16 "
+    "transformers:bf16"
 )
 RECORD = ROOT / "docs" / "peers" / "peers.json"
 DISTURBING_CORES = 0.15  # a turn in which others, or the machine's host, took more is done again

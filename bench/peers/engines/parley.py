@@ -20,6 +20,7 @@ import uvloop
 
 from bench.harness.servers import running_server, user_tokens
 from bench.harness.socket_client import ANSWER_SECONDS, BenchSocket, random_key
+from bench.peers.engines.llama_cpp import FOUR_BITS, gguf_file
 from bench.peers.engines.peer import MAX_CHATS, MAX_MODEL_LEN, Peer, Running
 from bench.peers.load.doors import Answer, Conversation, LoadError, Until, events
 from bench.peers.load.prompts import Prompt
@@ -34,6 +35,8 @@ DELTA, DONE = "response.output_text.delta", "response.done"
 
 
 class Parley(Peer):
+    """Of a precision of llama.cpp it serves the very file that llama.cpp serves."""
+
     name = "parley"
     precisions: ClassVar[dict[str, float]] = {
         "bf16": 2.0,
@@ -41,6 +44,8 @@ class Parley(Peer):
         "fp32": 4.0,
         "int8": 1.0 + 4 / 128,
         "int8-kv8": 1.0 + 4 / 128,
+        "int4": 5 / 8,
+        **FOUR_BITS,
     }
     keeps_log = False  # it is in the server's folder; a failed start is reported with its end
     more_settings: ClassVar[dict[str, str]] = {}  # of `parley serve`
@@ -52,27 +57,31 @@ class Parley(Peer):
         return 4.0 if self.precision == "fp32" else 2.0
 
     def prepare(self) -> str:
+        if self.precision in FOUR_BITS:
+            gguf_file(self.site, self.precision)
         return "of this checkout"
 
     @contextlib.contextmanager
     def running(self) -> Iterator[Running]:
         weights = weights_of(self.precision)
-        dtypes = {"bf16": "bfloat16", "fp32": "float32", "int8": "bfloat16"}
+        dtypes = {"bf16": "bfloat16", "fp32": "float32", "int8": "bfloat16", "int4": "bfloat16"}
         settings = {
             "OMP_NUM_THREADS": str(self.site.threads),
-            "PARLEY_DTYPE": dtypes[weights],
+            "PARLEY_DTYPE": dtypes.get(weights, "auto"),
             "PARLEY_KV_CACHE_DTYPE": "int8" if cache_of(self.precision) == "kv8" else "auto",
             "PARLEY_MAX_MODEL_LEN": str(min(MAX_MODEL_LEN, self._positions())),
             "PARLEY_KV_CACHE_MEMORY_BYTES": str(self.site.kv_cache_bytes),
             **self.more_settings,
         }
-        if weights == "int8":
-            settings["PARLEY_QUANTIZE"] = "int8"
+        if weights in ("int8", "int4"):
+            settings["PARLEY_QUANTIZE"] = weights
         if level := os.environ.get("PARLEY_CPU_LEVEL"):
             settings["PARLEY_CPU_LEVEL"] = level
         with contextlib.ExitStack() as stack:
             try:
                 folder = self.site.checkpoint.folder
+                if weights in FOUR_BITS:
+                    folder = gguf_file(self.site, weights)
                 server = stack.enter_context(running_server(folder, Server, **settings))
             except AssertionError as error:  # what its log says at the end
                 raise Unavailable(str(error).strip().splitlines()[-1]) from None

@@ -115,10 +115,10 @@ class Environments:
             archive.extractall(folder, filter="data")
         return source
 
-    def llama_server(self) -> Path:
-        """llama.cpp's own server, compiled for this machine."""
+    def llama_program(self, name: str) -> Path:
+        """One of llama.cpp's own, such as `llama-server`, compiled for this machine."""
         build = self.cache / "llama.cpp" / f"build-{LLAMA.rpartition('=')[2]}"
-        program = build / "bin" / "llama-server"
+        program = build / "bin" / name
         if program.exists():
             return program
         source = self.llama_source()
@@ -126,9 +126,9 @@ class Environments:
         ninja = f"-DCMAKE_MAKE_PROGRAM={self.program('llama.cpp', 'ninja')}"
         configure = [cmake, "-S", str(source), "-B", str(build), "-G", "Ninja", ninja]
         self.run("llama.cpp: configuring", [*configure, *LLAMA_OPTIONS])
-        compile = [cmake, "--build", str(build), "--target", "llama-server"]
+        compile = [cmake, "--build", str(build), "--target", name]
         self.run(
-            "llama.cpp: compiling (ten to thirty minutes on two cores)",
+            f"llama.cpp: compiling {name} (ten to thirty minutes on two cores)",
             [*compile, "--parallel", str(self._jobs)],
         )
         return program

@@ -10,12 +10,16 @@ from typing import Any, Literal
 
 PARLEY = "parley"
 EIGHT_BITS = ("int8", "q8_0")
+FOUR_BITS = ("int4", "q4_0", "q4_k_m")
 VALUE_BYTES = 2.0  # of a number of keys and values, where nobody said
 
 
 def family(precision: str) -> str:
-    """Weights in 8 bits are compared with each other; those in 16 and 32 bits likewise."""
-    return "int8" if weights_of(precision) in EIGHT_BITS else "bf16"
+    """Weights in 4 bits are compared with each other; those in 8, and in 16 and 32, likewise."""
+    weights = weights_of(precision)
+    if weights in FOUR_BITS:
+        return "int4"
+    return "int8" if weights in EIGHT_BITS else "bf16"
 
 
 def weights_of(precision: str) -> str:
@@ -104,6 +108,8 @@ TARGETS = [
     *both("prefill@1024", 1.15, 1.3),
     *both("chat@8x4", 0.65, 0.55),
     *both("first of turn 4@8x4", 0.5, 0.5),
+    Target("m1", "decode@128", "int4", 1.15),
+    Target("m1", "burst@16", "int4", 2.0),
     Target("m2", "decode@128", "bf16", 1.1, rival="llama.cpp"),
     Target("m2", "burst@16", "bf16", 1.5, rival="vllm"),
     *(

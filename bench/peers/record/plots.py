@@ -24,7 +24,11 @@ COLORS = {  # distinct for colour-blind eyes, too (Okabe and Ito)
     "transformers": "#7a7a7a",
 }
 MARKERS = ("o", "s", "^", "D")
-FAMILIES = {"bf16": "weights in 16 or 32 bits", "int8": "weights in 8 bits"}
+FAMILIES = {
+    "bf16": "weights in 16 or 32 bits",
+    "int8": "weights in 8 bits",
+    "int4": "weights in 4 bits",
+}
 INK, FAINT = "#222222", "#dddddd"
 
 

@@ -36,6 +36,17 @@ def test_parley_is_compared_with_the_best_peer_of_its_family() -> None:
     assert found.verdict == "reached"
 
 
+def test_weights_in_4_bits_are_compared_with_each_other() -> None:
+    rows = [
+        row("parley:q4_0", "decode@128", 50),
+        row("llama.cpp:q4_0", "decode@128", 44),
+        row("llama.cpp:q4_k_m", "decode@128", 40),
+        row("llama.cpp:q8_0", "decode@128", 90),
+    ]
+    (found,) = compare(rows)
+    assert (found.rival_engine, found.verdict) == ("llama.cpp:q4_0", "MISSED")  # 1.14, not 1.15
+
+
 def test_a_cache_of_bytes_is_compared_for_itself_with_the_same_rivals() -> None:
     case = "decode@2048"
     rows = [row("parley:bf16", case, 11), row("parley:bf16-kv8", case, 11)]
