@@ -26,7 +26,7 @@ from bench.peers.engines.openvino import OpenVINO
 from bench.peers.engines.parley import Parley
 from bench.peers.engines.peer import Peer, Running, Site
 from bench.peers.engines.transformers_serve import Transformers
-from bench.peers.engines.vllm import VLLM
+from bench.peers.engines.vllm import VLLM, VLLMZen
 from bench.peers.load.doors import LoadError
 from bench.peers.load.prompts import Prompts
 from bench.peers.machine.environments import Environments, Unavailable, cache_folder
@@ -49,11 +49,19 @@ from bench.peers.workloads import (
 )
 
 ROOT = Path(bench.__file__).resolve().parent.parent
-PEERS: tuple[type[Peer], ...] = (Parley, LlamaCpp, LlamaCppSplit, OpenVINO, VLLM, Transformers)
+PEERS: tuple[type[Peer], ...] = (
+    Parley,
+    LlamaCpp,
+    LlamaCppSplit,
+    OpenVINO,
+    VLLM,
+    VLLMZen,
+    Transformers,
+)
 ENGINES = (
     "parley:bf16 parley:bf16-kv8 parley:int8 parley:int8-kv8 parley:int4 parley:q4_0 "
     "parley:q4_k_m llama.cpp:bf16 llama.cpp:f16 llama.cpp:q8_0 llama.cpp:q4_0 llama.cpp:q4_k_m "
-    "llama.cpp-split:f16 llama.cpp-split:q8_0 openvino:fp16 openvino:int8 vllm:bf16 "
+    "llama.cpp-split:f16 llama.cpp-split:q8_0 openvino:fp16 openvino:int8 vllm:bf16 vllm-zen:bf16 "
     "transformers:bf16"
 )
 RECORD = ROOT / "docs" / "peers" / "peers.json"

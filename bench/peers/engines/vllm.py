@@ -24,10 +24,10 @@ class VLLM(Peer):
 
     @property
     def version(self) -> str:
-        return REQUIREMENTS["vllm"][0].rpartition("=")[2]
+        return REQUIREMENTS[self.name][0].rpartition("=")[2]
 
     def prepare(self) -> str:
-        program = self.site.environments.program("vllm", "vllm")
+        program = self.site.environments.program(self.name, "vllm")
         self._name_distribution(program.parent.parent)
         return self.version
 
@@ -42,7 +42,7 @@ class VLLM(Peer):
     @contextlib.contextmanager
     def running(self) -> Iterator[Running]:
         port, site = free_port(), self.site
-        program = site.environments.program("vllm", "vllm")
+        program = site.environments.program(self.name, "vllm")
         command = [
             *(str(program), "serve", str(site.checkpoint.folder), "--served-model-name", "m"),
             *("--host", "127.0.0.1", "--port", str(port), "--dtype", DTYPES[self.precision]),
@@ -60,3 +60,10 @@ class VLLM(Peer):
         door = OpenAIDoor(port, "m", ignore_eos=True)
         with self._serve(command, environment, port, door) as server:
             yield server
+
+
+class VLLMZen(VLLM):
+    """With operators of AMD, which vLLM takes by itself where it finds them, on AMD processors."""
+
+    name = "vllm-zen"
+    note = "zentorch"

