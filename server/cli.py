@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import Annotated, Any, get_origin
 from urllib.parse import urlsplit
 
 import typer
@@ -51,7 +51,7 @@ def _takes_settings(command: Callable[..., None]) -> Callable[..., None]:
         inspect.Parameter(
             name,
             inspect.Parameter.KEYWORD_ONLY,
-            annotation=cast("Any", field.annotation) | None,
+            annotation=_option_type(field.annotation) | None,
             default=typer.Option(
                 None,
                 "--" + name.replace("_", "-"),
@@ -65,6 +65,11 @@ def _takes_settings(command: Callable[..., None]) -> Callable[..., None]:
     # Typer reads the options there; the type of a function does not declare the attribute.
     command.__signature__ = inspect.Signature(options)  # type: ignore[attr-defined]
     return command
+
+
+def _option_type(annotation: Any) -> Any:
+    """A tuple is an option that may be given many times."""
+    return list[str] if get_origin(annotation) is tuple else annotation
 
 
 def _print_version(asked: bool) -> None:

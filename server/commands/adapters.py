@@ -10,7 +10,7 @@ import contextlib
 import errno
 import hashlib
 import re
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Container, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -52,6 +52,8 @@ class Offer:
 class Adapters:
     """One worker's. `models` is shared with who begins and takes over answers, and kept right.
 
+    Adapters are added to `base` alone; `taken` has the names of all models.
+
     Methods may raise `StoreUnavailable`.
     """
 
@@ -61,6 +63,7 @@ class Adapters:
         folder: Path,
         base: ServedModel,
         models: dict[str, ServedModel],
+        taken: Container[str],
         book: AdapterBook,
         engine: EngineClient,
         announce: Callable[[], Awaitable[None]],
@@ -69,6 +72,7 @@ class Adapters:
         self._folder = folder
         self._base = base
         self._models = models
+        self._taken = taken
         self._book = book
         self._engine = engine
         self._announce = announce  # to the other workers, that something has changed
@@ -188,7 +192,7 @@ class Adapters:
         )
 
     def _forget(self, name: str) -> None:
-        if name != self._base.name:
+        if name not in self._taken:
             self._models.pop(name, None)
 
     # ---- the folder -----------------------------------------------------------------------------
@@ -214,7 +218,7 @@ class Adapters:
         """Of the adapter's files. Raises `ApiError` for what is none."""
         if not NAME.fullmatch(name):
             raise invalid_field("name", "letters, digits, '.', '_' and '-', as folders have")
-        if name == self._base.name:
+        if name in self._taken:
             raise invalid_field("name", "the model itself has this name")
         folder = self._folder / name
         if folder.is_symlink():

@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import hashlib
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -22,13 +22,14 @@ from server.access.rates import budget_entry
 from server.commands.reply_target import ReplyTarget, ReplyTargets
 from server.engines.client import (
     CoreState,
-    EngineClient,
     EngineDeadError,
     EngineError,
+    ModelLoadError,
     RetryableRequestError,
     ServedModel,
 )
-from server.generation.prompts import PromptBuilder
+from server.engines.models import Models
+from server.generation.prompts import Prompt, PromptBuilders
 from server.generation.sampling import effective_settings
 from server.live.hub import Hub
 from server.live.subscription import Subscription
@@ -68,6 +69,7 @@ logger = structlog.get_logger("server")
 
 MAX_TRIES = 4  # each means that something else began or ended in the session meanwhile
 ENGINE_GRACE_SECONDS = 2.0  # for a worker that has just started to join the core
+CALL_SECONDS = 2.0  # for the supervisor to say whether a model can be loaded; the answer waits then
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,25 +95,21 @@ class ResponseCreator:
         self,
         *,
         store: SessionStore,
-        engine: EngineClient,
         hub: Hub,
         runs: Runs,
-        prompts: PromptBuilder,
+        prompts: PromptBuilders,
         replica: str,
-        model: ServedModel,
-        models: Mapping[str, ServedModel],
+        models: Models,
         refresh_models: Callable[[], Awaitable[None]] | None = None,
         limit: ActiveLimit | None,
         tracing: AnswerTracing | None = None,
     ) -> None:
         self._store = store
-        self._engine = engine
         self._hub = hub
         self._runs = runs
         self._prompts = prompts
         self._replica = replica
-        self._model = model
-        self._models = models  # by name: it, and what adapters make of it
+        self._models = models
         self._refresh_models = refresh_models
         self._limit = limit
         self._tracing = tracing
@@ -161,7 +159,7 @@ class ResponseCreator:
             session, replayed = await self._look_up(wish)
             if replayed is not None:  # before any other refusal: a repeat must find what it began
                 return replayed, True
-        budget = await self._check_admission(uid)
+        budget = await self._check_admission(uid, self._name(session, wish.frame))
         if trace is not None:
             trace.passed("admission")
         self._num_beginning += 1
@@ -228,9 +226,7 @@ class ResponseCreator:
         waits: bool,
     ) -> tuple[str, bool]:
         uid, frame, trace = wish.uid, wish.frame, wish.trace
-        prompt = await self._prompts.build(
-            uid, session.id, target.leaf, target.text, settings, target.base
-        )
+        prompt = await self._prompt(uid, session, settings, target)
         if trace is not None:
             trace.passed("prompt")
         response_id = new_response_id(session.id)
@@ -253,7 +249,7 @@ class ResponseCreator:
             trace.asked(run.response_id, settings)
             run.trace = trace
         follows_leaf = run.user_message.parent_id == target.leaf and not begun.queued_behind
-        if follows_leaf and prompt.is_settled:
+        if prompt is not None and follows_leaf and prompt.is_settled:
             run.set_prompt(prompt)  # otherwise the history moved on: built when its turn comes
         run.tokens_left = None if budget is None else budget.remaining
         self._runs.add(run)
@@ -265,35 +261,57 @@ class ResponseCreator:
             self._runs.spawn(self._set_title(run, frame.text))
         return run.response_id, False
 
-    async def _check_admission(self, uid: str) -> Budget | None:
-        """What is left of the user's tokens, if they are counted. Raises what refuses an answer."""
+    async def _prompt(
+        self, uid: str, session: Session, settings: dict[str, Any], target: ReplyTarget
+    ) -> Prompt | None:
+        """None while the model is loaded: then it is made when that is there."""
+        name = settings["model"]
+        if not self._models.can_prompt(name):
+            return None
+        return await self._prompts.of(name).build(
+            uid, session.id, target.leaf, target.text, settings, target.base
+        )
+
+    async def _check_admission(self, uid: str, name: str) -> Budget | None:
+        """What is left of the user's tokens, if they are counted. Raises what refuses an answer.
+
+        A model that is not loaded is asked for here; whether there is memory for it is soon known.
+        """
         if self._runs.draining:
             raise ApiError("draining", "this worker is restarting; connect again")
         budget = await self._store.budgets.check(uid)
+        engine = self._models.engine(name)
         try:
-            if self._engine.core_state is CoreState.CONNECTING:
+            await self._models.call(name, CALL_SECONDS)
+            if engine.core_state is CoreState.CONNECTING and self._models.can_prompt(name):
                 # Another worker may have said that all is ready while we were still joining.
                 with contextlib.suppress(TimeoutError):
-                    await self._engine.wait_ready(ENGINE_GRACE_SECONDS)
-            self._engine.check_admission(self._num_beginning + 1)
+                    await engine.wait_ready(ENGINE_GRACE_SECONDS)
+            engine.check_admission(self._num_beginning + 1)
+        except ModelLoadError as error:
+            raise ApiError("model_unavailable", str(error), param="settings.model") from error
         except (RetryableRequestError, EngineDeadError) as error:
             raise ApiError("engine_unavailable", "the engine is away; try again shortly") from error
         except EngineError as error:
             raise ApiError("queue_full", "too many answers are waiting for the engine") from error
         return budget
 
-    async def _settings(self, session: Session, frame: CreateResponse) -> dict[str, Any]:
-        max_model_len = self._engine.model_config.max_model_len
-        settings = effective_settings(
-            self._model, max_model_len, session.settings, frame.settings.given()
-        )
-        if settings["model"] not in self._models and self._refresh_models is not None:
-            await self._refresh_models()  # another worker may have loaded it just now
-        self._chosen(settings)
-        return settings
+    def _name(self, session: Session, frame: CreateResponse) -> str:
+        """Of the model that answers: as the frame or the session says, or as the session began."""
+        given = frame.settings.given().get("model") or session.settings.get("model")
+        return str(given or self._models.of_session(session.model))
 
-    def _chosen(self, settings: dict[str, Any]) -> ServedModel:
-        model = self._models.get(settings["model"])
+    async def _settings(self, session: Session, frame: CreateResponse) -> dict[str, Any]:
+        name = self._name(session, frame)
+        if not self._models.is_known(name) and self._refresh_models is not None:
+            await self._refresh_models()  # another worker may have loaded it just now
+        model = self._chosen(name)
+        return effective_settings(
+            model, self._models.context(name), session.settings, frame.settings.given()
+        )
+
+    def _chosen(self, name: str) -> ServedModel:
+        model = self._models.chosen(name)
         if model is None:
             raise ApiError(
                 "model_not_found", "this server does not have that model", param="settings.model"
@@ -312,7 +330,7 @@ class ResponseCreator:
     ) -> tuple[Run | None, BegunResponse]:
         """The run that the store has begun, or None and what the same key began before."""
         uid, frame, trace = wish.uid, wish.frame, wish.trace
-        model = self._chosen(settings)  # which may have been unloaded meanwhile
+        model = self._chosen(settings["model"])  # which may have been unloaded meanwhile
         now_ms = time.time_ns() // 1_000_000
         new_question = target.new_question(now_ms)
         question = new_question or target.question

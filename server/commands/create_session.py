@@ -18,7 +18,7 @@ async def create_session(
         uid,
         idempotency_key=frame.idempotency_key,
         title=clean_title(frame.title),
-        model=services.model,
+        model=services.models.default.name,
         settings=frame.settings.given(),
     )
     if not created.replayed:

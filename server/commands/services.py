@@ -1,6 +1,5 @@
 """What the doors of one worker (websocket, HTTP) share: made once, passed to them."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from server.access.audit import Auditor
@@ -10,7 +9,7 @@ from server.commands.adapters import Adapters
 from server.commands.create_response import ResponseCreator
 from server.commands.queue.queue_changes import QueueChanges
 from server.config.limits import Limits
-from server.engines.client import EngineClient, ServedModel
+from server.engines.models import Models
 from server.live.health import Health
 from server.live.hub import Hub
 from server.runs.peers import Peers
@@ -25,7 +24,6 @@ class Services:
     """One worker's parts."""
 
     store: SessionStore
-    engine: EngineClient
     hub: Hub
     runs: Runs
     creator: ResponseCreator
@@ -40,6 +38,5 @@ class Services:
     connections: ConnectionCounter
     replica: str
     version: str
-    model: str
-    models: Mapping[str, ServedModel]  # by name: it, and what adapters make of it
+    models: Models
     adapters: Adapters | None = None  # None: there are to be none

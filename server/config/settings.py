@@ -12,14 +12,15 @@ import secrets
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from server.config.intervals import SHORTENED, Intervals
 from server.config.limits import MIN_SECRET_CHARACTERS, Limits
+from server.config.models import DEMO, MAX_MODELS, ModelSource, model_sources, parse_model
 from sessions.model.quotas import Quotas
 
 PREFIX = "PARLEY_"
@@ -68,9 +69,18 @@ class Settings(BaseSettings):
         le=5.0,
         description="Redis counts as unavailable after this many seconds without a reply.",
     )
-    model: str = Field(
-        "demo",
-        description="Folder, GGUF file, hub id or a name of `parley models`; `demo` is built in.",
+    model: Annotated[tuple[str, ...], NoDecode] = Field(
+        (DEMO,),
+        description="Folder, GGUF file, hub id or a name of `parley models`; `demo` is built in. "
+        "Given many times (here separated by commas), each as it is or as NAME=…, they are all "
+        "served: the first one by default, the others are loaded when they are asked for.",
+    )
+    model_idle_seconds: float = Field(
+        600.0,
+        ge=0,
+        le=31_536_000,
+        description="A model that is not the default one is let go after this many seconds "
+        "without a request; 0 = never.",
     )
     workers: int = Field(1, ge=1, le=64, description="Web processes that share one engine.")
     pace: float | None = Field(
@@ -241,6 +251,21 @@ class Settings(BaseSettings):
     )
     testing: bool = Field(False, description="Shorter intervals, for tests of Parley only.")
 
+    @field_validator("model", mode="before")
+    @classmethod
+    def _listed_models(cls, value: object) -> object:
+        return model_sources(value) if isinstance(value, str) else value
+
+    @field_validator("model")
+    @classmethod
+    def _known_names(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        if not 1 <= len(value) <= MAX_MODELS:
+            raise ValueError(f"from 1 to {MAX_MODELS} models can be served")
+        names = [given for text in value if (given := parse_model(text).given_name) is not None]
+        if len(set(value)) < len(value) or len(set(names)) < len(names):
+            raise ValueError("each model, and each name, can be given once")
+        return value
+
     @field_validator("redis_url")
     @classmethod
     def _known_redis(cls, value: str | None) -> str | None:
@@ -326,8 +351,9 @@ class Settings(BaseSettings):
             return self.host == "localhost"
 
     @property
-    def is_demo(self) -> bool:
-        return self.model == "demo"
+    def models(self) -> tuple[ModelSource, ...]:
+        """What is served, the default one first."""
+        return tuple(map(parse_model, self.model))
 
     @property
     def effective_log_format(self) -> str:
@@ -335,11 +361,11 @@ class Settings(BaseSettings):
             return self.log_format
         return "text" if sys.stderr.isatty() else "json"
 
-    @property
-    def effective_pace(self) -> float:
+    def pace_of(self, model: ModelSource) -> float:
+        """Tokens per second of each of its answers; 0: as fast as possible."""
         if self.pace is not None:
             return self.pace
-        return DEMO_PACE if self.is_demo else 0.0
+        return DEMO_PACE if model.is_demo else 0.0
 
     @property
     def limits(self) -> Limits:
@@ -399,7 +425,7 @@ def load_settings(
             near = difflib.get_close_matches(name.removeprefix(PREFIX), without, n=1)
             hint = f"; did you mean {PREFIX}{near[0]}?" if near else ""
             raise ConfigError(f"unknown setting {name}{hint}")
-    given = {name: value for name, value in flags.items() if value is not None}
+    given = {name: value for name, value in flags.items() if value not in (None, [])}
     try:
         return Settings(**given)
     except ValidationError as error:

@@ -1,11 +1,12 @@
 """What the supervisor sends a worker at its start, and the worker's exit codes."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from server.config.intervals import Intervals
 from server.config.limits import Limits
+from server.config.models import ModelStatus
 
 if TYPE_CHECKING:
     from server.config.settings import Settings  # with pydantic, which no worker needs
@@ -42,8 +43,7 @@ class SharedConfig(msgspec.Struct, frozen=True, kw_only=True):
     settings: WorkerSettings
     listen_fd: int
     redis_url: str
-    engine_kind: str
-    engine_options: dict[str, Any]  # only the kind itself reads them
+    models: tuple[ModelStatus, ...]  # as they are now, the default one first
     token: str
     admin_token: str
     server_started_at: int  # the supervisor, ms since 1970

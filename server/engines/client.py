@@ -44,6 +44,7 @@ __all__ = [
     "EngineTokenizer",
     "LoRARequest",
     "Logprob",
+    "ModelLoadError",
     "PromptTooLongError",
     "RequestOutput",
     "RequestOutputKind",
@@ -56,6 +57,15 @@ __all__ = [
     "ValidationError",
     "hash_adapter",
 ]
+
+
+class ModelLoadError(EngineError):
+    """A model that is loaded when somebody asks it cannot be: `problem` says why, to a person."""
+
+    def __init__(self, model: str, problem: str) -> None:
+        super().__init__(f"{model}: {problem}")
+        self.model = model
+        self.problem = problem
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from server.engines.client import CoreState, EngineClient, ServedModel
 from server.engines.managed import ManagedEngine
 
 if TYPE_CHECKING:
+    from server.config.models import ModelSource
     from server.config.settings import Settings
     from server.engines.tracing import Tracing
 
@@ -18,11 +19,22 @@ if TYPE_CHECKING:
 class EngineKind(Protocol):
     """What the supervisor and the workers need of a kind."""
 
-    def manage(self, settings: "Settings", wake: Callable[[], None]) -> ManagedEngine:
+    def manage(
+        self, settings: "Settings", model: "ModelSource", wake: Callable[[], None]
+    ) -> ManagedEngine:
         """Prepare an engine for the supervisor, whose `watch` is due whenever `wake` was called.
 
-        Raises `EngineSetupError`.
+        In any thread, and it may take long: files are fetched. Raises `EngineSetupError`.
         """
+
+    def name_of(self, model: "ModelSource") -> str:
+        """What clients call a model, whether or not its files are here."""
+
+    def is_here(self, model: "ModelSource") -> bool:
+        """Whether `manage` fetches nothing."""
+
+    def free_bytes(self, settings: "Settings") -> int | None:
+        """Memory for further models, as the system says; None: nobody can tell."""
 
     def connect(
         self,

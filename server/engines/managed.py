@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from typing import Any, Protocol
 
+from server.config.models import ModelFacts
+
 
 class EngineSetupError(Exception):
     """The model cannot be served: one line for the operator."""
@@ -11,7 +13,7 @@ class EngineSetupError(Exception):
 class ManagedEngine(Protocol):
     """One engine, before and after each of its restarts.
 
-    All of it but `clean_up` belongs to the supervisor's own thread.
+    All of it but `clean_up` and `release` belongs to the supervisor's own thread.
     """
 
     @property
@@ -21,6 +23,18 @@ class ManagedEngine(Protocol):
     @property
     def connect_options(self) -> Mapping[str, Any]:
         """What `EngineKind.connect` needs in a worker: builtins that JSON can carry."""
+
+    @property
+    def facts(self) -> ModelFacts:
+        """What its files say."""
+
+    @property
+    def memory_bytes(self) -> int | None:
+        """What it takes, or will have taken; None before it serves, or if nobody can tell."""
+
+    @property
+    def taken_bytes(self) -> int:
+        """What its process has taken so far, as far as that is its own."""
 
     @property
     def is_starting(self) -> bool: ...
@@ -46,6 +60,9 @@ class ManagedEngine(Protocol):
 
     def watch(self) -> bool:
         """Replace what died or hangs. False when it will not start any more."""
+
+    def release(self) -> None:
+        """End its process and give back its memory; `start` starts it anew. In any thread."""
 
     def stop(self) -> None:
         """End it, and leave nothing behind."""

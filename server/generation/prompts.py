@@ -22,6 +22,7 @@ from server.engines.client import (
     RetryableRequestError,
     ValidationError,
 )
+from server.engines.models import Models
 from server.protocol.errors import ApiError, invalid_field
 from sessions.model.records import Message
 from sessions.store.messages import Messages
@@ -51,8 +52,24 @@ class Prompt:
         return hashlib.sha256(array("I", self.token_ids).tobytes()).hexdigest()[:HASH_DIGITS]
 
 
+class PromptBuilders:
+    """One for each model: the same text is another number of tokens for each."""
+
+    def __init__(self, messages: Messages, models: Models) -> None:
+        self._messages = messages
+        self._models = models
+        self._builders: dict[EngineClient, PromptBuilder] = {}
+
+    def of(self, model: str) -> "PromptBuilder":
+        """For the model of this name, or for what an adapter makes of one."""
+        engine = self._models.engine(model)
+        if engine not in self._builders:
+            self._builders[engine] = PromptBuilder(self._messages, engine)
+        return self._builders[engine]
+
+
 class PromptBuilder:
-    """Builds prompts for one worker; remembers how many tokens each stored message has."""
+    """Builds prompts for one model; remembers how many tokens each stored message has."""
 
     def __init__(self, messages: Messages, engine: EngineClient) -> None:
         self._messages = messages

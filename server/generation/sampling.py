@@ -17,8 +17,8 @@ def effective_settings(
 ) -> dict[str, Any]:
     """Merge defaults, the model's own, the session's and the response's settings; later ones win.
 
-    The result is what is in force: it has a seed (drawn, where the last word about it is None),
-    and the temperature that is computed with.
+    `model` is the one that is chosen. The result is what is in force: it has a seed (drawn, where
+    the last word about it is None), and the temperature that is computed with.
     """
     settings: dict[str, Any] = {
         "model": model.name,
@@ -29,6 +29,7 @@ def effective_settings(
     }
     for layer in layers:
         settings.update({k: v for k, v in layer.items() if v is not None or k == "seed"})
+    settings["model"] = model.name
     if settings["temperature"] > 0:
         settings["temperature"] = max(settings["temperature"], MIN_TEMPERATURE)
     if settings.get("seed") is None:

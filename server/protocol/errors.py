@@ -32,6 +32,7 @@ CODES: dict[str, tuple[str, int]] = {
     "rate_limited": ("rate_limit_error", 429),
     "quota_exceeded": ("quota_error", 429),
     "queue_full": ("overloaded_error", 503),
+    "model_unavailable": ("overloaded_error", 503),
     "engine_unavailable": ("overloaded_error", 503),
     "store_unavailable": ("overloaded_error", 503),
     "draining": ("overloaded_error", 503),

@@ -17,6 +17,7 @@ ResponseId = Annotated[str, Meta(pattern=r"^resp_[A-Za-z0-9_-]{33}$")]
 Count = Annotated[int, Meta(ge=0, le=MAX_INTEGER)]
 Number = Annotated[int, Meta(ge=1, le=MAX_INTEGER)]
 Milliseconds = Annotated[int, Meta(ge=0, le=MAX_INTEGER)]
+Fraction = Annotated[float, Meta(ge=0, le=1)]
 Rate = Annotated[float, Meta(ge=0)]  # per second
 
 Engine = Literal["released", "unknown"]  # whether the engine has confirmed an end
@@ -39,6 +40,7 @@ Reason = Literal[
     "owner_lost",
     "content_filter",
     "engine_error",
+    "model_unavailable",
     "store_lost",
 ]
 

@@ -16,6 +16,7 @@ from server.protocol.objects import (
     Count,
     Engine,
     ErrorObject,
+    Fraction,
     Heartbeat,
     Id,
     MessageObject,
@@ -36,7 +37,9 @@ from server.protocol.objects import (
 from sessions.model.records import Session
 
 PROTOCOL: Literal["chat.v1"] = "chat.v1"
-QueueReason = Literal["engine", "session", "engine_waking", "engine_restart", "takeover"]
+QueueReason = Literal[
+    "engine", "session", "engine_waking", "engine_restart", "takeover", "model_loading"
+]
 
 
 class Reply(ServerFrame, frozen=True, kw_only=True, tag=""):
@@ -232,6 +235,7 @@ class ResponseQueued(ServerFrame, frozen=True, kw_only=True, tag="response.queue
     position: Count
     ahead_tokens: Count | UnsetType = UNSET
     eta_ms: Milliseconds | UnsetType = UNSET
+    progress: Fraction | UnsetType = UNSET  # of the model's loading
 
 
 class ResponseProgress(ServerFrame, frozen=True, kw_only=True, tag="response.progress"):

@@ -164,7 +164,7 @@ class LogWriter:
         if run.prompt is None:
             return {}
         fields: dict[str, str | int] = {"prompt_hash": run.prompt.hash}
-        if run.model is not None:
+        if run.model is not None and run.model.fingerprint:
             fields["model_fingerprint"] = run.model.fingerprint
         if run.prompt_from is not None:
             fields["prompt_from"] = run.prompt_from

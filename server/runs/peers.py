@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 import structlog
 
@@ -42,8 +42,7 @@ class Peers:
         fit = [
             other.id
             for other in self._others
-            if other.figures.get("model_fingerprint") == model_fingerprint
-            and other.figures.get("draining") == "0"
+            if model_fingerprint in fingerprints_of(other) and other.figures.get("draining") == "0"
         ]
         return random.choice(fit) if fit else None
 
@@ -74,3 +73,9 @@ class Peers:
         """That worker has exited; a no-op for one that is forgotten already."""
         self._others = [other for other in self._others if other.id != replica]
         await self.replicas.leave(replica)
+
+
+def fingerprints_of(replica: Replica) -> Collection[str]:
+    """Of the models that it serves; a worker that knows one alone has only that one's figure."""
+    figures = replica.figures
+    return {figures.get("model_fingerprint", ""), *figures.get("fingerprints", "").split()} - {""}

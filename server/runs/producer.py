@@ -16,16 +16,19 @@ import structlog
 from msgspec import UNSET
 
 from server.config.intervals import STORE_RETRY_SECONDS, Intervals
+from server.config.models import ModelState
 from server.engines.client import (
     EngineClient,
     EngineDeadError,
     EngineError,
     Logprob,
+    ModelLoadError,
     RequestOutput,
     RequestProgress,
     SamplingParams,
     ValidationError,
 )
+from server.engines.models import Models
 from server.generation.logprobs import token_logprobs
 from server.generation.prompts import PromptBuilder
 from server.generation.queue_estimate import QueueEstimate
@@ -76,8 +79,10 @@ class Producer:
         queue: QueueEstimate | None = None,
         cache_salt: str = "",
         max_seconds: float = 0.0,
+        models: Models | None = None,
     ) -> None:
         self._run = run
+        self._models = models  # None: there is one, which is there as long as the server is
         self._cache_salt = cache_salt  # one for each user
         self._max_seconds = max_seconds  # for writing the answer, over all its owners; 0: no limit
         self._store = store
@@ -98,6 +103,7 @@ class Producer:
             on_stop=self.stop_as_stored,
             on_loss=self._lose,
         )
+        self._waits_for_model = False
         self._last_queue_frame = 0.0
         self._progress_at = 0.0  # when `response.progress` was sent
         self._last_text_at: float | None = None
@@ -130,6 +136,9 @@ class Producer:
         except ApiError as error:  # what it was to answer makes no prompt by now
             logger.warning("no prompt", response_id=run.response_id, code=error.code)
             end = End("failed", "engine_error", "released")
+        except ModelLoadError as error:
+            logger.warning("model not loaded", model=error.model, error=error.problem, **run.ids)
+            end = End("failed", "model_unavailable", "released")
         except Exception:
             logger.exception("run failed", response_id=run.response_id)
             end = End("failed", "engine_error", "unknown")
@@ -166,6 +175,7 @@ class Producer:
         run, settings = self._run, self._run.response["settings"]
         if run.prompt is None and run.stopping is None:
             await self._wait_for_engine()  # it knows how long a prompt may be
+            self._know_model()
             while run.prompt is None and run.stopping is None:
                 await self._read_prompt()
             if run.trace is not None:
@@ -260,19 +270,45 @@ class Producer:
         return True
 
     async def _wait_for_engine(self) -> None:
-        """An answer that was promised waits for a core that restarts, until somebody stops it."""
+        """An answer that was promised waits for a core that restarts, or for its model to be
+        loaded, until somebody stops it. Raises `ModelLoadError`.
+        """
         if self._engine.is_ready:
             return
-        waits = [
-            start(self._engine.wait_ready(ENGINE_WAIT_SECONDS)),
-            start(self._run.stop_asked.wait()),
-        ]
+        ready = start(self._engine.wait_ready(ENGINE_WAIT_SECONDS))
+        waits = [ready, start(self._run.stop_asked.wait())]
+        self._waits_for_model = True
+        self.show_loading()
         try:
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         finally:
+            self._waits_for_model = False
             for wait in waits:
                 wait.cancel()
-            await asyncio.gather(*waits, return_exceptions=True)
+            outcomes = await asyncio.gather(*waits, return_exceptions=True)
+        if isinstance(outcomes[0], ModelLoadError) and self._run.stopping is None:
+            raise outcomes[0]
+
+    def _know_model(self) -> None:
+        """What its files say may not have been known when the answer began."""
+        run = self._run
+        if run.model is not None and not run.model.fingerprint and self._models is not None:
+            run.model = self._models.served.get(run.model.name, run.model)
+
+    def show_loading(self) -> None:
+        """Tell the viewers how far the model is that the answer waits for; no-op for any other."""
+        if self._models is None or not self._waits_for_model:
+            return
+        model = self._models.status(self._run.response.get("model", ""))
+        if model is None or model.state is ModelState.LOADED:
+            return
+        frame = ResponseQueued(
+            response_id=self._run.response_id,
+            reason="model_loading",
+            position=0,
+            progress=UNSET if model.progress is None else round(model.progress, 2),
+        )
+        self._hub.put_unnumbered(self._run.response_id, frame)
 
     def _take(self, output: RequestOutput) -> None:
         """What an engine yields: its last output, or all of them."""

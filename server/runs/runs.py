@@ -7,6 +7,7 @@ its `response.create`; sockets are only viewers, so closing them ends nothing.
 import asyncio
 import contextlib
 import hmac
+from collections import defaultdict
 from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any, TypeVar
@@ -14,8 +15,10 @@ from typing import Any, TypeVar
 import structlog
 
 from server.config.intervals import Intervals
+from server.config.models import ModelStatus
 from server.engines.client import CoreState, EngineClient, EngineError
-from server.generation.prompts import PromptBuilder
+from server.engines.models import Models
+from server.generation.prompts import PromptBuilders
 from server.generation.queue_estimate import QueueEstimate
 from server.live.hub import Hub
 from server.live.retries import until_done
@@ -57,13 +60,12 @@ class Runs:
         *,
         appender: Appender,
         store: SessionStore,
-        engine: EngineClient,
+        models: Models,
         hub: Hub,
         metrics: Metrics,
         intervals: Intervals,
         limit: ActiveLimit | None,
-        prompts: PromptBuilder,
-        model_fingerprint: str,
+        prompts: PromptBuilders,
         has_peers: Callable[[], bool],
         cache_secret: str,
         answer_seconds: float,
@@ -72,17 +74,17 @@ class Runs:
         self._answer_seconds = answer_seconds
         self._appender = appender
         self._store = store
-        self._engine = engine
+        self._models = models
         self._hub = hub
         self._metrics = metrics
         self._intervals = intervals
         self._has_peers = has_peers
         self._limit = limit
-        self.model_fingerprint = model_fingerprint
         self._prompts = prompts
-        self._queue = QueueEstimate()
+        self._queues: defaultdict[str, QueueEstimate] = defaultdict(QueueEstimate)  # by model
         self._runs: dict[str, Run] = {}
         self._producers: dict[str, Producer] = {}  # of the same answers
+        self._engines: dict[str, EngineClient] = {}  # likewise
         self._background = Background(ApiError, EngineError)
         self.draining = False
         self.on_queue: Callable[[str], None] = lambda session_id: None  # has something that waits
@@ -114,6 +116,7 @@ class Runs:
     def add(self, run: Run) -> None:
         """From now on the answer is this worker's, and its viewers here are fed from memory."""
         self._runs[run.response_id] = run
+        self._engines[run.response_id] = self._models.engine(_model_of(run))
         self._producers[run.response_id] = self._producer(run)
         self._hub.rooms.add_run(run.response_id, run)
 
@@ -179,7 +182,7 @@ class Runs:
             store=self._store,
             hub=self._hub,
             metrics=self._metrics,
-            queue=self._queue,
+            queue=self._queues[_model_of(run)],
             writer=writer,
         )
         finished = await finisher.finish(end)
@@ -191,15 +194,16 @@ class Runs:
             run,
             appender=self._appender,
             store=self._store,
-            engine=self._engine,
-            prompts=self._prompts,
+            engine=self._engine_of(run),
+            prompts=self._prompts.of(_model_of(run)),
             hub=self._hub,
             metrics=self._metrics,
             intervals=self._intervals,
             has_peers=self._has_peers,
-            queue=self._queue,
+            queue=self._queues[_model_of(run)],
             cache_salt=self._cache_salt(run.uid),
             max_seconds=self._answer_seconds,
+            models=self._models,
         )
 
     def _cache_salt(self, uid: str) -> str:
@@ -212,6 +216,7 @@ class Runs:
     def _forget(self, run: Run) -> None:
         self._runs.pop(run.response_id, None)
         self._producers.pop(run.response_id, None)
+        self._engines.pop(run.response_id, None)
         self._hub.rooms.release(run.response_id)
         if run.is_given_up:
             return
@@ -252,7 +257,7 @@ class Runs:
         `run.stop_is_stored` becomes True once the wish is in the store.
         """
         if run.stop(stop):
-            self.spawn(self._engine.abort(run.response_id))
+            self.spawn(self._engine_of(run).abort(run.response_id))
         elif not run.is_elsewhere:  # else it is the next owner's to carry out
             return
         self.spawn(self._store_stop(run, stop))
@@ -312,18 +317,29 @@ class Runs:
         """The session is gone: its answers end, and there is nothing to store."""
         for run in self.local_of_session(session_id):
             if run.delete():
-                self.spawn(self._engine.abort(run.response_id))
+                self.spawn(self._engine_of(run).abort(run.response_id))
 
     # ---- the engine core ------------------------------------------------------------------------
 
-    def tell_core_state(self, state: CoreState) -> None:
-        """Tell the viewers of what the core has why it pauses."""
+    def _engine_of(self, run: Run) -> EngineClient:
+        return self._engines.get(run.response_id) or self._models.engine(_model_of(run))
+
+    def tell_core_state(self, state: CoreState, model: str) -> None:
+        """Tell the viewers of what that model's core has why it pauses."""
         reason = PAUSE_REASONS.get(state)
         if reason is None:
             return
+        engine = self._models.engine(model)
         for run in self._runs.values():
-            if run.prompt is not None and run.state is RunState.RUNNING:
+            is_there = run.prompt is not None and run.state is RunState.RUNNING
+            if is_there and self._engine_of(run) is engine:
                 self._hub.tell_viewers(_paused(run, reason))
+
+    def tell_loading(self, status: ModelStatus) -> None:
+        """Tell the viewers of what waits for that model how far it is."""
+        for response_id, producer in self._producers.items():
+            if _model_of(self._runs[response_id]) == status.name:
+                producer.show_loading()
 
     # ---- the worker ends ------------------------------------------------------------------------
 
@@ -331,28 +347,33 @@ class Runs:
         """Return when nothing runs any more, or after so long."""
         await self._background.wait(seconds)
 
-    async def leave(self, successor: str | None, *, or_nobody: bool) -> None:
+    async def leave(self, successor: Callable[[str], str | None], *, or_nobody: bool) -> None:
         """Hand over the running answers, or end them as `incomplete` if no worker can continue
         them.
 
-        With `or_nobody` they are left to the next worker.
+        `successor` finds a worker by the fingerprint of its model. With `or_nobody` they are left
+        to the next worker.
         """
-        left = []
+        left: dict[str, str] = {}  # which answer, to whom
         for run in list(self._runs.values()):
             stop = Stop("policy", "server_shutdown")
-            if run.leave(stop) if successor is not None or or_nobody else run.stop(stop):
-                left.append(run.response_id)
-                self.spawn(self._engine.abort(run.response_id))
+            heir = successor(self._models.base(_model_of(run)).fingerprint)
+            if run.leave(stop) if heir is not None or or_nobody else run.stop(stop):
+                if heir is not None:
+                    left[run.response_id] = heir
+                self.spawn(self._engine_of(run).abort(run.response_id))
         await self.wait_idle(DRAIN_GRACE_SECONDS)
-        if successor is None:
-            return
-        for response_id in left:
+        for response_id, heir in left.items():
             command = {"type": "take_over", "response_id": response_id}
             with contextlib.suppress(StoreUnavailable):  # its sweeper finds them as well
-                await self._store.publish_control(successor, command)
+                await self._store.publish_control(heir, command)
 
     async def close(self) -> None:
         await self._background.close()
+
+
+def _model_of(run: Run) -> str:
+    return str(run.response.get("model", ""))
 
 
 def _paused(run: Run, reason: QueueReason) -> ResponseQueued:

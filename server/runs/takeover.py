@@ -9,12 +9,13 @@ ends with the text it has.
 import asyncio
 import random
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 import structlog
 
 from server.config.intervals import Intervals
 from server.engines.client import ServedModel
+from server.engines.models import Models
 from server.live.hub import Hub
 from server.live.response_log import read_base
 from server.protocol.encoding import of_stored
@@ -53,7 +54,7 @@ class Takeover:
         runs: Runs,
         peers: Peers,
         replica: str,
-        models: Mapping[str, ServedModel],
+        models: Models,
         refresh_models: Callable[[], Awaitable[None]] | None = None,
         intervals: Intervals,
         index_sweep: IndexSweep,
@@ -65,7 +66,7 @@ class Takeover:
         self._runs = runs
         self._peers = peers
         self._replica = replica
-        self._models = models  # by name
+        self._models = models
         self._refresh_models = refresh_models
         self._intervals = intervals
         self._index_sweep = index_sweep
@@ -125,9 +126,10 @@ class Takeover:
     async def _is_left_to_others(self, response_id: str) -> bool:
         """Whether another worker may be able to compute it, since this one is not.
 
-        They have the time of a lease; then it is ended here.
+        They have the time of a lease; then it is ended here. One of a model whose files are not
+        here yet waits for them.
         """
-        if not self._peers.are_known():
+        if not self._peers.are_known() and not self._models.are_many:
             return False
         try:
             record = await self._store.runs.get(None, response_id)
@@ -137,14 +139,19 @@ class Takeover:
             return False  # one that cannot be read is ended by whoever sees it first
         if record.cancel_at is not None or await self._model_of(record) is not None:
             return False
+        if self._models.is_pending(record.model):
+            self._models.ask(record.model)
+            return True
+        if not self._peers.are_known():
+            return False
         now = time.monotonic()
         return now - self._left.setdefault(response_id, now) < self._intervals.lease
 
     async def _model_of(self, record: RunRecord) -> ServedModel | None:
         """The model that computes what the one before has computed; None if it is not here."""
-        if record.model not in self._models and self._refresh_models is not None:
+        if not self._models.is_known(record.model) and self._refresh_models is not None:
             await self._refresh_models()
-        model = self._models.get(record.model)
+        model = self._models.served.get(record.model)
         fingerprint = record.extra.get("model_fingerprint")
         is_same = model is not None and fingerprint in (None, model.fingerprint)
         return model if is_same else None

@@ -26,6 +26,7 @@ from server.engines.client import ValidationError
 from server.engines.kinds import KINDS, chosen_kind
 from server.engines.managed import EngineSetupError, ManagedEngine
 from server.engines.tracing import check_endpoint
+from server.supervisor.models import ModelKeepers
 from server.supervisor.workers import StartError, WorkerKeeper
 from sessions.connection.embedded import EmbeddedRedis
 from sessions.model.errors import EmbeddedRedisError, StoreRefused, StoreUnavailable
@@ -53,7 +54,7 @@ class Supervisor:
         self._settings = settings
         self._data = settings.data_dir.absolute()
         self._redis: EmbeddedRedis | None = None
-        self._engine: ManagedEngine | None = None
+        self._models: ModelKeepers | None = None
         self._workers: WorkerKeeper | None = None
         is_json = settings.effective_log_format == "json"
         self._console = None if is_json else Console(stderr=True, highlight=False, soft_wrap=True)
@@ -88,18 +89,29 @@ class Supervisor:
         self._prepare_data_dir()
         self._listener = self._listen()
         kind = chosen_kind(self._settings)
-        self._engine = KINDS[kind].manage(self._settings, wake=lambda: self._wake(b"c"))
+        models = self._models = ModelKeepers(
+            self._settings,
+            kind,
+            KINDS[kind],
+            wake=lambda: self._wake(b"c"),
+            on_change=self._tell_models,
+        )
+        engine = models.prepare_default()
         self._raise_if_interrupted()
-        self._engine.start()  # first of all: it takes the longest
+        models.start_default()  # first of all: it takes the longest
         redis_url = self._start_redis()
-        self._workers = WorkerKeeper(self._shared_config(redis_url, kind, self._engine))
-        name = self._engine.model_name
+        self._workers = WorkerKeeper(
+            self._shared_config(redis_url, models), on_exit=self._forget_worker
+        )
+        name = engine.model_name
         loading = f"[dim]·[/] loading the model [bold]{name}[/] …"
         self._tell(loading, "loading the model", model=name)
         for _ in range(self._settings.workers):
             self._workers.start()
-        self._await_engine(self._engine, self._workers)
+        self._await_engine(engine, self._workers)
+        models.watch()
         self._workers.await_ready(self._raise_if_interrupted)
+        models.look_ahead()
         self._announce(name, self._workers.config.token)
 
     def _check_tracing(self) -> None:
@@ -161,15 +173,14 @@ class Supervisor:
                 error=str(error),
             )
 
-    def _shared_config(self, redis_url: str, kind: str, engine: ManagedEngine) -> SharedConfig:
+    def _shared_config(self, redis_url: str, models: ModelKeepers) -> SharedConfig:
         assert self._listener is not None
         settings = self._settings
         return SharedConfig(
             settings=WorkerSettings.of(settings),
             listen_fd=self._listener.fileno(),
             redis_url=redis_url,
-            engine_kind=kind,
-            engine_options=dict(engine.connect_options),
+            models=models.statuses,
             token=settings.token or read_or_create_secret(self._data / "token"),
             admin_token=settings.admin_token or read_or_create_secret(self._data / "admin-token"),
             server_started_at=time.time_ns() // 1_000_000,
@@ -193,7 +204,11 @@ class Supervisor:
         self._announced = json.dumps({"url": url, "pid": os.getpid()})
         (self._data / "server.json").write_text(self._announced)
         ready = f"[dim]·[/] model [bold]{model}[/] is ready{self._pace_note()}"
-        pace = self._settings.effective_pace
+        assert self._models is not None
+        others = [status.name for status in self._models.statuses[1:]]
+        if others:
+            ready += f"; {escape(', '.join(others))}: loaded when asked for"
+        pace = self._pace
         self._tell(ready, "the model is ready", model=model, pace=pace)
         try:
             login = request_login_url(url, token)
@@ -211,8 +226,12 @@ class Supervisor:
             login_url=login,
         )
 
+    @property
+    def _pace(self) -> float:
+        return self._settings.pace_of(self._settings.models[0])
+
     def _pace_note(self) -> str:
-        pace = self._settings.effective_pace
+        pace = self._pace
         if not pace:
             return ""
         return f", paced to {pace:g} tokens/s per answer (--pace 0 turns that off)"
@@ -225,27 +244,53 @@ class Supervisor:
     # ---- watch ----------------------------------------------------------------------------------
 
     def _watch(self) -> int:
-        assert self._engine is not None and self._workers is not None
+        assert self._models is not None and self._workers is not None
         while not self._signals:
             self._sleep()
             self._watch_redis(self._workers)
+            self._hear_workers(self._models, self._workers)
             self._workers.watch()
-            if not self._engine.watch():
-                times = self._engine.num_failed_starts
-                failed = f"the engine failed to start {times} times in a row"
-                why = str(self._engine.start_error)
-                text = f"[bold red]parley:[/] {failed}: {escape(why)}"
-                self._tell(text, failed, "error", error=why)
-                self._workers.tell("engine_gone")
-                # They do not answer; what is said within this time reaches the clients.
-                time.sleep(LAST_WORDS_SECONDS)
-                return 1
+            if not self._models.watch():
+                return self._give_up(self._models, self._workers)
         return 0
 
+    def _give_up(self, models: ModelKeepers, workers: WorkerKeeper) -> int:
+        """The only model does not start any more."""
+        engine = models.default_engine
+        failed = f"the engine failed to start {engine.num_failed_starts} times in a row"
+        why = str(engine.start_error)
+        text = f"[bold red]parley:[/] {failed}: {escape(why)}"
+        self._tell(text, failed, "error", error=why)
+        workers.tell("engine_gone")
+        # They do not answer; what is said within this time reaches the clients.
+        time.sleep(LAST_WORDS_SECONDS)
+        return 1
+
+    def _hear_workers(self, models: ModelKeepers, workers: WorkerKeeper) -> None:
+        """Which models they use, and which they want."""
+        for replica, line in workers.hear():
+            match line:
+                case {"type": "uses", "models": list(names)}:
+                    models.note_uses(replica, names)
+                case {"type": "load", "model": str(name)}:
+                    models.load(name)
+                case {"type": "unload", "model": str(name)}:
+                    models.unload(name)
+
+    def _forget_worker(self, replica: str) -> None:
+        assert self._models is not None
+        self._models.note_uses(replica, ())
+
+    def _tell_models(self) -> None:
+        if self._models is not None and self._workers is not None:
+            self._workers.tell_models(self._models.statuses)
+
     def _sleep(self) -> None:
-        due = [it.due for it in (self._engine, self._workers) if it is not None]
+        due = [it.due for it in (self._models, self._workers) if it is not None]
         left = min([TICK_SECONDS, *(at - time.monotonic() for at in due if at is not None)])
-        if select.select([self._wake_read], [], [], max(0.0, left))[0]:
+        voices = [] if self._workers is None else self._workers.voices
+        woken = select.select([self._wake_read, *voices], [], [], max(0.0, left))[0]
+        if self._wake_read in woken:
             os.read(self._wake_read, 4096)
 
     def _watch_redis(self, workers: WorkerKeeper) -> None:
@@ -275,8 +320,8 @@ class Supervisor:
 
         def end() -> None:
             if not self._announced:
-                if self._engine is not None:
-                    self._engine.clean_up()
+                if self._models is not None:
+                    self._models.clean_up()
                 os._exit(EXIT_REFUSED)
 
         timer = threading.Timer(START_GRACE_SECONDS, end)
@@ -300,8 +345,8 @@ class Supervisor:
                 drain + STOP_GRACE_SECONDS,
                 is_hurried=lambda: self._signals > first,
             )
-        if self._engine is not None:
-            self._engine.stop()
+        if self._models is not None:
+            self._models.stop()
         if self._redis is not None:
             self._redis.stop()
         if self._listener is not None:

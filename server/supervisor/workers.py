@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -21,6 +21,7 @@ from typing import IO, Any
 import msgspec
 import structlog
 
+from server.config.models import ModelStatus
 from server.config.worker import EXIT_REFUSED, SharedConfig, WorkerConfig
 
 logger = structlog.get_logger("server")
@@ -41,6 +42,9 @@ class WorkerProcess:
     replica: str
     process: subprocess.Popen[bytes]
     is_ready: bool = False  # as far as `look` knows
+    is_silent: bool = False  # it says nothing any more
+    problem: str | None = None  # why it cannot serve, as far as `look` knows
+    _said: bytes = b""  # and not read yet
 
     @property
     def stdout(self) -> IO[bytes]:
@@ -49,14 +53,40 @@ class WorkerProcess:
 
     def look(self) -> str | None:
         """Read whether it serves, if it has said so; else why it cannot, empty if it just ended."""
-        if self.is_ready or not select.select([self.stdout], [], [], 0)[0]:
+        if self.is_ready or self.problem is not None:
+            return self.problem
+        line = self._next_line()
+        if line is None and not self.is_silent:
             return None
-        try:
-            report = json.loads(self.stdout.readline())
-        except ValueError:  # nothing, or not by us
-            report = {}
+        report = {} if line is None else line
         self.is_ready = bool(report.get("ready"))
-        return None if self.is_ready else str(report.get("error", ""))
+        if not self.is_ready:
+            self.problem = str(report.get("error", ""))
+        return self.problem
+
+    def hear(self) -> Iterator[dict[str, Any]]:
+        """What it has said since it serves."""
+        self.look()
+        while self.is_ready and (line := self._next_line()) is not None:
+            yield line
+
+    def _next_line(self) -> dict[str, Any] | None:
+        """Without waiting. A line that is not by us is empty."""
+        while b"\n" not in self._said and not self.is_silent:
+            if not select.select([self.stdout], [], [], 0)[0]:
+                return None
+            said = os.read(self.stdout.fileno(), 65536)
+            self._said += said
+            self.is_silent = not said
+        line, newline, rest = self._said.partition(b"\n")
+        if not newline:
+            return None
+        self._said = rest
+        try:
+            found = json.loads(line)
+        except ValueError:
+            found = None
+        return found if isinstance(found, dict) else {}
 
     def tell(self, command: dict[str, Any]) -> None:
         try:
@@ -69,10 +99,13 @@ class WorkerProcess:
 
 
 class WorkerKeeper:
-    """`config` is what all of them get."""
+    """`config` is what all of them get; `on_exit` hears of each that has died."""
 
-    def __init__(self, config: SharedConfig) -> None:
+    def __init__(
+        self, config: SharedConfig, on_exit: Callable[[str], None] = lambda replica: None
+    ) -> None:
         self.config = config
+        self._on_exit = on_exit
         self._workers: list[WorkerProcess] = []
         self._starts: list[float] = []  # when the next ones are due
         # Replicas whose runs nobody may have adopted yet; without it, their leases end anyway.
@@ -82,6 +115,17 @@ class WorkerKeeper:
     def due(self) -> float | None:
         """When `watch` has something to start (`time.monotonic()`)."""
         return min(self._starts, default=None)
+
+    @property
+    def voices(self) -> list[int]:
+        """Descriptors that can be read when one of them says something."""
+        return [worker.stdout.fileno() for worker in self._workers if not worker.is_silent]
+
+    def hear(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Who has said what."""
+        for worker in self._workers:
+            for line in worker.hear():
+                yield worker.replica, line
 
     @property
     def is_alive(self) -> bool:
@@ -131,6 +175,13 @@ class WorkerKeeper:
         for worker in self._workers:
             worker.tell({"type": what})
 
+    def tell_models(self, statuses: Sequence[ModelStatus]) -> None:
+        """Tell all of them, and those that come, how the models are now."""
+        self.config = msgspec.structs.replace(self.config, models=tuple(statuses))
+        command = {"type": "models", "models": msgspec.to_builtins(statuses)}
+        for worker in self._workers:
+            worker.tell(command)
+
     def watch(self) -> None:
         """Notice who died, tell the others, and start what is due.
 
@@ -156,6 +207,7 @@ class WorkerKeeper:
             raise StartError("the session store is not usable any more (see above)")
         # waitpid is the proof that it writes nothing any more: its runs may be taken over at once.
         self._exited.append(worker.replica)
+        self._on_exit(worker.replica)
         for other in self._workers:
             other.tell({"type": "exited", "replica": worker.replica})
         self._starts.append(time.monotonic() + RESTART_SECONDS)

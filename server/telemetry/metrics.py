@@ -1,10 +1,10 @@
 """What `/metrics` shows: this worker's counters, and the engine's, fetched when somebody looks.
 
 No metric carries a user's words, ids or titles. Every worker answers for itself; the engine's
-numbers are the same from each, because there is one core.
+numbers are the same from each, because there is one core for each model.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from prometheus_client import (
@@ -22,6 +22,8 @@ from prometheus_client.metrics_core import (
     Metric,
 )
 from prometheus_client.registry import Collector
+
+from server.config.models import ModelState, ModelStatus
 
 SHORT = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5)
 LONG = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60)
@@ -72,6 +74,54 @@ class EngineCollector(Collector):
                 yield CounterMetricFamily(full.removesuffix("_total"), help_text, value=value)
             elif isinstance(value, int | float):
                 yield GaugeMetricFamily(full, help_text, value=value)
+
+
+# Of each model, where there are several: what the engine calls a thing → its name, as above.
+MODEL_GAUGES = {
+    "num_running": "requests_running",
+    "num_waiting": "requests_waiting",
+    "num_blocks_total": "kv_blocks",
+    "num_blocks_free": "kv_blocks_free",
+}
+MODEL_COUNTERS = ("prompt_tokens_total", "generation_tokens_total")
+
+
+class ModelCollector(Collector):
+    """Figures with the label `model`; nothing of a server with one model, whose have none."""
+
+    def __init__(self) -> None:
+        self.statuses: Sequence[ModelStatus] = ()
+        self.cores: Mapping[str, Mapping[str, Any]] = {}  # the figures of those that are there
+
+    def describe(self) -> Iterable[Metric]:
+        return ()
+
+    def collect(self) -> Iterable[Metric]:
+        if len(self.statuses) < 2:
+            return
+        loaded = {it.name: int(it.state is ModelState.LOADED) for it in self.statuses}
+        memory = {it.name: it.memory_bytes or 0 for it in self.statuses}
+        yield _by_model("parley_model_loaded", "1 while it is loaded.", loaded)
+        yield _by_model("parley_model_memory_bytes", "What its process takes at most.", memory)
+        for key, name in MODEL_GAUGES.items():
+            values = {model: core[key] for model, core in self.cores.items() if key in core}
+            yield _by_model(f"parley_model_{name}", f"Engine core: {name}.", values)
+        for key in MODEL_COUNTERS:
+            counter = CounterMetricFamily(
+                f"parley_model_{key.removesuffix('_total')}",
+                f"Engine core: {key}.",
+                labels=["model"],
+            )
+            for model, core in self.cores.items():
+                counter.add_metric([model], core.get(key, 0))
+            yield counter
+
+
+def _by_model(name: str, text: str, values: Mapping[str, float]) -> GaugeMetricFamily:
+    gauge = GaugeMetricFamily(name, text, labels=["model"])
+    for model, value in values.items():
+        gauge.add_metric([model], value)
+    return gauge
 
 
 def _bound(le: float) -> str:
@@ -125,6 +175,8 @@ class Metrics:
         self.registry = CollectorRegistry()
         self.engine = EngineCollector()
         self.registry.register(self.engine)
+        self.models = ModelCollector()
+        self.registry.register(self.models)
         r = self.registry
         self.connections = Gauge("parley_connections", "Open websockets.", registry=r)
         self.engine_up = Gauge("parley_engine_up", "1 while the core answers.", registry=r)

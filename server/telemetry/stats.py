@@ -4,7 +4,6 @@ A sample holds the state at its moment, and what has happened since the sample b
 """
 
 import asyncio
-import contextlib
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -12,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 import msgspec
 import structlog
 
-from server.engines.client import EngineClient, EngineError
+from server.engines.models import Models
 from server.telemetry.metrics import Metrics
 from sessions.directory.samples import SPAN_MS, Samples, Span
 from sessions.model.errors import StoreUnavailable
@@ -56,13 +55,13 @@ class Recorder:
         self,
         samples: Samples,
         metrics: Metrics,
-        engine: EngineClient,
+        models: Models,
         figures: Callable[[], Mapping[str, str | int | float]],
         replica: str,
     ) -> None:
         self._samples = samples
         self._metrics = metrics
-        self._engine = engine
+        self._models = models
         self._figures = figures
         self._replica = replica
 
@@ -92,9 +91,9 @@ class Recorder:
     async def _totals(self) -> Totals:
         """Everything that only grows."""
         totals = self._metrics.totals()
-        with contextlib.suppress(EngineError, TimeoutError):
-            core = await self._engine.metrics()
-            totals |= {("core", name): float(core[key]) for name, key in CORE_COUNTS.items()}
+        for model, core in (await self._models.metrics()).items():
+            for name, key in CORE_COUNTS.items():
+                totals["core", f"{name} {model}"] = float(core[key])
         return totals
 
     def _sample(self, totals: Totals, before: Totals, seconds: float) -> Sample:
@@ -104,7 +103,9 @@ class Recorder:
             since = before.get((kind, name), total if kind == "core" else 0.0)
             more = total - since if total >= since else total  # less: it is another core
             if more:
-                grown.setdefault(kind, {})[name] = more
+                of_kind = grown.setdefault(kind, {})
+                name = name.partition(" ")[0] if kind == "core" else name  # of all its models
+                of_kind[name] = of_kind.get(name, 0.0) + more
         counts, core = grown.pop("count"), grown.pop("core")
         figures = self._figures()
         blocks, free = (float(figures[f"kv_blocks_{name}"]) for name in ("total", "free"))

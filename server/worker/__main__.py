@@ -3,7 +3,8 @@
 Its configuration is the first line on stdin, and the rest of stdin is its tie to the supervisor:
 each further line is a command, and the end of the stream means that the supervisor is gone. It
 prints one line: {"ready": true} when it serves, or {"ready": false, "error": "one line"} when it
-cannot, because of the model. That it ends when it should is the business of `tether.py`.
+cannot, because of the model; where there are several models, further ones say which it uses. That
+it ends when it should is the business of `tether.py`.
 """
 
 import asyncio
@@ -21,11 +22,11 @@ import uvloop
 from server import __version__
 from server.config.worker import EXIT_MODEL, EXIT_REFUSED, WorkerConfig
 from server.engines.client import UnsupportedModelError, ValidationError
-from server.engines.kinds import KINDS
+from server.engines.joining import learn, open_models
 from server.engines.tracing import open_tracing
 from server.telemetry.logs import configure_logs
 from server.worker.app import Worker
-from server.worker.tether import Tether, leave
+from server.worker.tether import SupervisorLine, Tether, leave
 from server.worker.uvicorn_server import Server, uvicorn_config
 from sessions.background import start
 from sessions.model.errors import StoreRefused, StoreUnavailable
@@ -52,20 +53,23 @@ async def run(config: WorkerConfig, tether: Tether) -> int:
         return _refuse(error)
     except StoreUnavailable as error:  # it may be starting, too: `Health` tries again
         logger.warning("store unavailable", error=str(error))
-    kind = KINDS[config.engine_kind]
     try:
         tracing = _open_tracing(config)
     except ValidationError as error:
         return await _cannot_serve(error, store)
+    line = SupervisorLine(sys.stdout.fileno())
     try:
-        engine = kind.connect(
-            config.engine_options,
-            on_core_state=lambda state, _: worker.runs.tell_core_state(state),
+        models = open_models(
+            config.models,
+            tell=line.tell,
+            on_core_state=lambda state, model: worker.runs.tell_core_state(state, model),
             tracing=tracing,
         )
     except UnsupportedModelError as error:
         return await _cannot_serve(error, store)
-    worker = Worker(config, store, engine, kind.served_model(config.engine_options), tracing)
+    await learn(models, [status for status in config.models[1:] if status.options is not None])
+    worker = Worker(config, store, models, tracing)
+    models.begin()
     settings = config.settings
     server = Server(uvicorn_config(worker.app, settings.intervals.ping, settings.proxies))
     listener = socket.socket(fileno=config.listen_fd)
@@ -79,7 +83,7 @@ async def run(config: WorkerConfig, tether: Tether) -> int:
     await server.ready.wait()
     tether.serve_with(on_signal, loop, drain_seconds)
     _settle_heap()
-    print('{"ready": true}', flush=True)
+    line.tell({"ready": True})
     for replica in config.exited:
         worker.hub.spawn(worker.takeover.adopt(replica))
     orphaned = await _obey(commands, worker, serving)
@@ -89,7 +93,7 @@ async def run(config: WorkerConfig, tether: Tether) -> int:
     await worker.drain(0.0 if orphaned else drain_seconds, hurry, is_crash=orphaned)
     server.should_exit = True
     await serving
-    engine.shutdown()
+    models.shutdown()
     if tracing is not None:
         await asyncio.to_thread(tracing.close)
     return 0 if worker.refusal is None else _refuse(worker.refusal)

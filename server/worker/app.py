@@ -26,7 +26,7 @@ from server.api.rest.pages import Static
 from server.api.websocket.connection import Connection
 from server.api.websocket.endpoint import WebSocketEndpoint, upgrade_required
 from server.config.worker import WorkerConfig
-from server.engines.client import EngineClient, ServedModel
+from server.engines.models import Models
 from server.protocol.errors import ApiError
 from server.protocol.http_errors import error_response
 from server.protocol.server_frames import ConnectionDraining
@@ -65,20 +65,18 @@ class Worker:
         self,
         config: WorkerConfig,
         store: SessionStore,
-        engine: EngineClient,
-        model: ServedModel,
+        models: Models,
         tracing: "Tracing | None" = None,
     ) -> None:
-        self.config, self.store, self.engine = config, store, engine
+        self.config, self.store, self.models = config, store, models
         self.refusal: StoreRefused | None = None  # why this worker stops, if that is why
         self.stop_asked = asyncio.Event()
         self.connections: set[Connection] = set()
         self.streams: set[HttpViewer] = set()
         self._started_at = time.time_ns() // 1_000_000
-        traces = None if tracing is None else AnswerTracing(tracing, model.name)
-        models = {model.name: model}
+        traces = None if tracing is None else AnswerTracing(tracing, models.default.name)
         metrics = build_metrics(store, tracing)
-        given = Given(config, store, engine, model, models, metrics, traces)
+        given = Given(config, store, models, metrics, traces)
         self._others = others = build_others(given, self._figures)
         self._live = live = build_live(given, others.peers, self._on_refused)
         self._adapters = adapters = build_adapters(given, others.peers)
@@ -90,6 +88,7 @@ class Worker:
         self.metrics, self.peers = given.metrics, others.peers
         self.hub, self.health = live.hub, live.health
         self.runs, self.takeover = answers.runs, answers.takeover
+        models.on_change = self.runs.tell_loading
         self.control = Control(config.replica, self.services, live.feed, stop_asked=self.stop_asked)
         self.app = self._build()
 
@@ -163,13 +162,14 @@ class Worker:
 
     def _figures(self) -> Figures:
         """What this worker says of itself in its sign of life."""
-        stats = self.engine.stats
+        stats = self.models.default_engine.stats
         return {
             "version": self.services.version,
             "host": socket.gethostname(),
             "pid": os.getpid(),
-            "model": self.services.model,
-            "model_fingerprint": self.runs.model_fingerprint,
+            "model": self.models.default.name,
+            "model_fingerprint": self.models.default.fingerprint,
+            "fingerprints": " ".join(model.fingerprint for model in self.models.bases()),
             "started_at": self._started_at,
             "server_started_at": self.config.server_started_at,
             "draining": int(self.runs.draining),
@@ -197,8 +197,7 @@ class Worker:
         self.hub.broadcast(ConnectionDraining(reconnect_after_ms=wait_ms))
         await first_of(self.runs.wait_idle(seconds), hurry.wait())
         await self._tell_peers()
-        successor = self.peers.successor(self.runs.model_fingerprint)
-        await self.runs.leave(successor, or_nobody=is_crash)
+        await self.runs.leave(self.peers.successor, or_nobody=is_crash)
         with contextlib.suppress(StoreUnavailable):
             await self.peers.forget(self.config.replica)
         viewers: list[Connection | HttpViewer] = [*self.connections, *self.streams]

@@ -5,6 +5,8 @@ import contextlib
 from typing import Any
 
 from server.commands.services import Services
+from server.config.models import statuses_of
+from server.engines.joining import learn
 from server.runs.stop import StoredStop
 from sessions.connection.feed import LiveFeed
 from sessions.model.errors import StoreUnavailable
@@ -24,7 +26,7 @@ class Control:
     ) -> None:
         self._replica = replica
         self._keys = services.store.keys
-        self._engine = services.engine
+        self._models = services.models
         self._hub = services.hub
         self._runs = services.runs
         self._takeover = services.takeover
@@ -66,9 +68,11 @@ class Control:
             case {"type": "adapters"} if self._adapters is not None:
                 with contextlib.suppress(StoreUnavailable):  # it looks again by itself
                     await self._adapters.refresh()
+            case {"type": "models", "models": statuses}:
+                await learn(self._models, self._models.take(statuses_of(statuses)))
             case {"type": "drain"}:
                 self._stop_asked.set()
             case {"type": "engine_gone"}:
-                self._engine.shutdown()  # there will be no other: every open answer fails
+                self._models.shutdown()  # there will be no other: every open answer fails
             case {"type": "store_exited"}:
                 self._health.store_exited()

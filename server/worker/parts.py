@@ -20,8 +20,8 @@ from server.commands.queue.queue_changes import QueueChanges
 from server.commands.queue.queue_runner import QueueRunner
 from server.commands.services import Services
 from server.config.worker import WorkerConfig
-from server.engines.client import EngineClient, ServedModel
-from server.generation.prompts import PromptBuilder
+from server.engines.models import Models
+from server.generation.prompts import PromptBuilders
 from server.live.health import Health
 from server.live.hub import Hub
 from server.runs.abandonment import Abandonment
@@ -54,9 +54,7 @@ class Given:
 
     config: WorkerConfig
     store: SessionStore
-    engine: EngineClient
-    model: ServedModel
-    models: dict[str, ServedModel]  # by name: it, and what loaded adapters make of it
+    models: Models
     metrics: Metrics
     tracing: AnswerTracing | None
 
@@ -120,7 +118,7 @@ def build_others(given: Given, figures: Callable[[], Figures]) -> Others:
     samples = Samples(store.client, store.keys)
     return Others(
         peers=Peers(replicas, config.replica, figures, interval_seconds=intervals.heartbeat),
-        recorder=Recorder(samples, given.metrics, given.engine, figures, config.replica),
+        recorder=Recorder(samples, given.metrics, given.models, figures, config.replica),
     )
 
 
@@ -137,10 +135,11 @@ def build_adapters(given: Given, peers: Peers) -> Adapters | None:
 
     return Adapters(
         folder=Path(settings.lora_dir),
-        base=given.model,
-        models=given.models,
+        base=given.models.default,
+        models=given.models.served,
+        taken={status.name for status in given.models.statuses},
         book=AdapterBook(store.client, store.keys),
-        engine=given.engine,
+        engine=given.models.default_engine,
         announce=announce,
         interval_seconds=settings.intervals.heartbeat,
     )
@@ -154,7 +153,7 @@ def build_live(given: Given, peers: Peers, on_refused: Callable[[StoreRefused], 
     hub = Hub(store, feed, store.keys, config.replica, hides_observers=settings.hide_observers)
     health = Health(
         store,
-        given.engine,
+        given.models.default_engine,
         hub,
         given.metrics,
         settings.intervals,
@@ -169,7 +168,7 @@ def build_answers(given: Given, live: Live, peers: Peers, adapters: Adapters | N
     settings = config.settings
     max_active = settings.limits.max_active_responses_per_user
     limit = ActiveLimit(store, hub, max_active) if max_active else None
-    prompts = PromptBuilder(store.messages, given.engine)
+    prompts = PromptBuilders(store.messages, given.models)
     appender = Appender(
         store.appends, renewal_seconds=settings.intervals.renewal, listener=live.feed
     )
@@ -178,23 +177,20 @@ def build_answers(given: Given, live: Live, peers: Peers, adapters: Adapters | N
         limit=limit,
         prompts=prompts,
         store=store,
-        engine=given.engine,
+        models=given.models,
         hub=hub,
         metrics=given.metrics,
         intervals=settings.intervals,
-        model_fingerprint=given.model.fingerprint,
         has_peers=peers.are_known,
         cache_secret=config.token,
         answer_seconds=settings.limits.answer_seconds,
     )
     creator = ResponseCreator(
         store=store,
-        engine=given.engine,
         hub=hub,
         runs=runs,
         prompts=prompts,
         replica=config.replica,
-        model=given.model,
         models=given.models,
         refresh_models=None if adapters is None else adapters.refresh,
         limit=limit,
@@ -258,7 +254,6 @@ def build_services(
     limits = config.settings.limits
     return Services(
         store=store,
-        engine=given.engine,
         hub=live.hub,
         runs=answers.runs,
         creator=answers.creator,
@@ -273,7 +268,6 @@ def build_services(
         connections=ConnectionCounter(limits),
         replica=config.replica,
         version=__version__,
-        model=given.model.name,
         models=given.models,
         adapters=adapters,
     )

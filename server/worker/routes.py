@@ -6,6 +6,7 @@ from server.api.account.credentials import CredentialOperations
 from server.api.account.presets import PresetOperations
 from server.api.admin.actions import Admin
 from server.api.admin.adapters import AdminAdapterOperations
+from server.api.admin.models import AdminModelOperations
 from server.api.admin.sessions import AdminSessionOperations
 from server.api.admin.users import AdminUserOperations
 from server.api.admin.workers import AdminReplicaOperations
@@ -51,6 +52,7 @@ def admin_operations(services: Services) -> list[Operation]:
         *AdminUserOperations(admin, services.store).operations(),
         *AdminReplicaOperations(admin, services.store).operations(),
         *AdminAdapterOperations(admin, services.adapters).operations(),
+        *AdminModelOperations(admin, services.models).operations(),
     ]
 
 

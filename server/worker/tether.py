@@ -10,14 +10,15 @@ cannot check either, and a kernel timer ends the process.
 
 import asyncio
 import contextlib
+import json
 import os
 import select
 import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
-from typing import NoReturn
+from collections.abc import Callable, Mapping
+from typing import Any, NoReturn
 
 import structlog
 
@@ -28,6 +29,7 @@ TICK_SECONDS = 0.5
 GRACE_SECONDS = 10.0  # from the last chance to finish until the process is ended
 HELD_SECONDS = 30.0  # of processor time that pass without a tick: the interpreter is held
 LAST_WORDS_SECONDS = 0.5
+AGAIN_SECONDS = 0.1  # until a line is tried again that the pipe had no room for
 EXIT_HUNG = 4
 EXIT_TERMINATED = 128 + signal.SIGTERM
 
@@ -117,3 +119,28 @@ def leave(status: int) -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status)
+
+
+class SupervisorLine:
+    """Lines of JSON to the supervisor, on stdout. Never waits: what finds no room comes later."""
+
+    def __init__(self, descriptor: int) -> None:
+        os.set_blocking(descriptor, False)
+        self._descriptor = descriptor
+        self._unsent = b""
+        self._timer: asyncio.TimerHandle | None = None
+
+    def tell(self, line: Mapping[str, Any]) -> None:
+        self._unsent += json.dumps(line).encode() + b"\n"
+        if self._timer is None:
+            self._send()
+
+    def _send(self) -> None:
+        self._timer = None
+        try:
+            while self._unsent:
+                self._unsent = self._unsent[os.write(self._descriptor, self._unsent) :]
+        except BlockingIOError:
+            self._timer = asyncio.get_running_loop().call_later(AGAIN_SECONDS, self._send)
+        except OSError:
+            self._unsent = b""  # the supervisor is gone, and so are we soon

@@ -23,9 +23,9 @@ def available(proc: Path = PROC, groups: Path = GROUPS) -> int:
     return min([_of_system(proc), *_of_groups(proc, groups)])
 
 
-def own(proc: Path = PROC) -> int:
-    """Bytes that this process has to itself: what it has mapped of files, others may share."""
-    fields = _fields(proc / "self/status")
+def own(proc: Path = PROC, pid: int | str = "self") -> int:
+    """Bytes that a process has to itself: what it has mapped of files, others may share."""
+    fields = _fields(proc / f"{pid}/status")
     return (fields["RssAnon:"] + fields["RssShmem:"]) * 1024
 
 

@@ -122,7 +122,7 @@ class Admin:
             "id": listed.id,
             "user": {"id": listed.uid, "name": name},
             "title": listed.title if actor.sees_transcripts else None,
-            "model": listed.model or self._services.model,
+            "model": listed.model or self._services.models.default.name,
             "state": state,
             "created_at": listed.created_at,
             "updated_at": listed.updated_at,

@@ -2,7 +2,8 @@
 
 from msgspec import UNSET, Struct, UnsetType
 
-from server.protocol.objects import Milliseconds, SessionUsage
+from server.config.models import ModelState
+from server.protocol.objects import Count, Fraction, Milliseconds, SessionUsage
 
 
 class UserName(Struct, frozen=True):
@@ -240,3 +241,28 @@ class Stats(Struct, frozen=True):
     now: Milliseconds
     replicas: list[ReplicaObject]
     missing: list[ReplicaObject]
+
+
+class AdminModel(Struct, frozen=True, omit_defaults=True):
+    """A model of this host; `needs_bytes` is foreseen, `memory_bytes` what it takes at most."""
+
+    name: str
+    default: bool
+    state: ModelState
+    progress: Fraction | None = None
+    problem: str | None = None
+    format: str | None = None
+    context_length: Count | None = None
+    size_bytes: Count | None = None
+    needs_bytes: Count | None = None
+    memory_bytes: Count | None = None
+
+
+class AdminModelList(Struct, frozen=True):
+    models: list[AdminModel]
+
+
+class AskedModel(Struct, frozen=True):
+    """It is on its way; its state says how far."""
+
+    name: str

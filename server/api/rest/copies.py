@@ -113,7 +113,9 @@ class CopyOperations:
             data = await call.data()
             async with self._importing:
                 await call.confirm()  # it may have waited for others' files
-                draft = await asyncio.to_thread(parse_import, data, self._services.model)
+                draft = await asyncio.to_thread(
+                    parse_import, data, self._services.models.default.name
+                )
                 del data
                 made = await self._store.copies.import_draft(call.uid, draft, idempotency_key=key)
         return await self._made(made)

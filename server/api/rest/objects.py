@@ -85,13 +85,20 @@ class Alive(Struct, frozen=True):
 class Model(Struct, frozen=True, omit_defaults=True):
     """As OpenAI lists models; `max_model_len` is there once the engine is.
 
-    `parent`, in vLLM's word, is the model of which an adapter makes this one.
+    `parent`, in vLLM's word, is the model of which an adapter makes this one. `context_length`,
+    `format` and `size_bytes` are what its files say; one that is not loaded is when it is asked.
     """
 
     id: str
     object: Literal["model"]
     max_model_len: Annotated[int, Meta(ge=1)] | None = None
     parent: str | None = None
+    state: Literal["not_loaded", "loading", "loaded", "unloading", "failed"] | None = None
+    progress: Annotated[float, Meta(ge=0, le=1)] | None = None
+    problem: str | None = None
+    format: str | None = None
+    context_length: Annotated[int, Meta(ge=1)] | None = None
+    size_bytes: Annotated[int, Meta(ge=0)] | None = None
 
 
 class ModelList(Struct, frozen=True):

@@ -8,7 +8,8 @@ from starlette.responses import Response
 
 from server.api.rest.objects import Alive, Document, ModelList, Version
 from server.api.rest.operation import Access, ApiContext, Call, Operation, json_response
-from server.engines.client import EngineError
+from server.config.models import shown
+from server.engines.models import Models
 from server.protocol.schemas import asyncapi
 from sessions.model.errors import StoreUnavailable
 
@@ -92,10 +93,10 @@ class Ops:
 
     async def metrics(self, call: Call) -> Response:
         metrics = self._services.metrics
-        try:
-            metrics.engine.values = await self._services.engine.metrics()
-        except (EngineError, TimeoutError):
-            metrics.engine.values = {}  # no core, no figures: better than old ones
+        models = self._services.models
+        cores = await models.metrics()
+        metrics.engine.values = cores.get(models.default.name, {})  # no core, no figures
+        metrics.models.statuses, metrics.models.cores = models.statuses, cores
         return Response(
             metrics.render(),
             media_type="text/plain; version=0.0.4; charset=utf-8",
@@ -106,20 +107,19 @@ class Ops:
         return json_response({"version": self._services.version})
 
     async def models(self, call: Call) -> Response:
-        engine = self._services.engine
-        length = {"max_model_len": engine.model_config.max_model_len} if engine.is_ready else {}
-        base, adapters = self._services.model, self._services.adapters
+        models, adapters = self._services.models, self._services.adapters
         if adapters is not None:
             with contextlib.suppress(StoreUnavailable):  # what is known stays known
                 await adapters.refresh()
         listed = [
-            {
-                "id": model.name,
-                "object": "model",
-                **length,
-                **({} if model.lora_request is None else {"parent": base}),
-            }
-            for model in self._services.models.values()
+            {"id": status.name, "object": "model", **_length(models, status.name), **shown(status)}
+            for status in models.statuses
+        ]
+        base = models.default.name
+        listed += [
+            {**listed[0], "id": model.name, "parent": base}
+            for model in models.served.values()
+            if model.lora_request is not None
         ]
         return json_response({"object": "list", "data": listed})
 
@@ -128,3 +128,9 @@ class Ops:
 
     async def asyncapi(self, call: Call) -> Response:
         return json_response(asyncapi())
+
+
+def _length(models: Models, name: str) -> dict[str, int]:
+    """The context that it has got; nothing while its engine is away."""
+    engine = models.engine(name)
+    return {"max_model_len": engine.model_config.max_model_len} if engine.is_ready else {}

@@ -1,7 +1,7 @@
 """The native kind: our own engine, whose core is a process of this host.
 
-The supervisor gets a `CoreKeeper` by `manage`; each worker joins the core by `connect`, and knows
-the model by `served_model`.
+The supervisor gets a `CoreKeeper` of each model by `manage`; each worker joins the core by
+`connect`, and knows the model by `served_model`.
 """
 
 from collections.abc import Callable
@@ -10,14 +10,36 @@ from typing import TYPE_CHECKING
 from server.engines.native.connection import connect, served_model
 
 if TYPE_CHECKING:
+    from server.config.models import ModelSource
     from server.config.settings import Settings
     from server.engines.native.core_keeper import CoreKeeper
 
-__all__ = ["connect", "manage", "served_model"]
+__all__ = ["connect", "free_bytes", "is_here", "manage", "name_of", "served_model"]
 
 
-def manage(settings: "Settings", wake: Callable[[], None]) -> "CoreKeeper":
+def manage(settings: "Settings", model: "ModelSource", wake: Callable[[], None]) -> "CoreKeeper":
     """Get the model ready for a core, which `start` then starts. Raises `EngineSetupError`."""
     from server.engines.native import preparation  # which workers need not import
 
-    return preparation.manage(settings, wake)
+    return preparation.manage(settings, model, wake)
+
+
+def name_of(model: "ModelSource") -> str:
+    """What clients call it."""
+    from server.engines.native import preparation
+
+    return preparation.name_of(model)
+
+
+def is_here(model: "ModelSource") -> bool:
+    """Whether its files lie on this machine."""
+    from server.engines.native import preparation
+
+    return preparation.is_here(model)
+
+
+def free_bytes(settings: "Settings") -> int | None:
+    """Memory for further models; None on a GPU, whose cores find out by themselves."""
+    from server.engines.native import forecast
+
+    return forecast.free_bytes(settings)

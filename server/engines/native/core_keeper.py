@@ -2,7 +2,7 @@
 
 A core that dies is replaced, at once if it was the first in a while, and by the standby core if
 there is one (`standby.py`). One that hangs is killed first. Loading a model takes its time, so a
-thread waits for it. All methods but `clean_up` belong to the supervisor's own thread.
+thread waits for it. All methods but `clean_up` and `release` belong to the supervisor's own thread.
 """
 
 import threading
@@ -15,7 +15,9 @@ import structlog
 from engine import CoreProcess, EngineStartError, PrivateDirectory, UnsupportedModelError
 from engine.client.probe import CoreProbe
 from engine.config import EngineConfig
+from server.config.models import ModelFacts
 from server.engines.native.backoff import Backoff
+from server.engines.native.forecast import own_bytes
 from server.engines.native.standby import Standby
 
 logger = structlog.get_logger("server")
@@ -32,6 +34,7 @@ class CoreKeeper:
         config: EngineConfig,
         directory: PrivateDirectory,
         *,
+        facts: ModelFacts,
         connect_options: Mapping[str, Any],
         watchdog_seconds: float,
         wake: Callable[[], None],
@@ -40,6 +43,7 @@ class CoreKeeper:
         self.start_error: str | None = None  # why the last start failed
         self.is_refusal = False  # for the model's sake: the reason stands for itself
         self.due: float | None = None  # time.monotonic() of the next start
+        self.facts = facts
         self.connect_options = connect_options  # of the workers that join these cores
         self._config = config
         self._directory = directory
@@ -56,6 +60,14 @@ class CoreKeeper:
     @property
     def model_name(self) -> str:
         return self._config.served_model_name
+
+    @property
+    def memory_bytes(self) -> int | None:
+        return None if self._core is None else self._core.report.get("standby_bytes")
+
+    @property
+    def taken_bytes(self) -> int:
+        return 0 if self._core is None else own_bytes(self._core.pid)
 
     @property
     def num_failed_starts(self) -> int:
@@ -100,12 +112,20 @@ class CoreKeeper:
             self.start()
         return True
 
-    def stop(self) -> None:
+    def release(self) -> None:
+        """Its socket stays where it is, for the next one."""
         self._close_probe()
         if self._core is not None:
             self._core.terminate()
+        if self._starting is not None:
+            self._starting.join()
         if self._standby is not None:
             self._standby.stop()
+        self._core = self._starting = self._ready_at = self._died_at = self.due = None
+        self._restarts = Backoff()
+
+    def stop(self) -> None:
+        self.release()
         self.clean_up()
 
     def clean_up(self) -> None:

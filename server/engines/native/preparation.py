@@ -10,40 +10,49 @@ from engine import AsyncEngineArgs, DownloadError, PrivateDirectory, demo_model
 from engine.client.download import model_name, resolve_model
 from engine.client.text.tokenizer_folder import try_chat_template
 from engine.config import EngineConfig
+from engine.folder.caches.names import find_model
+from server.config.models import ModelSource
 from server.config.settings import Settings
 from server.engines.client import RetryableRequestError, ValidationError
 from server.engines.managed import EngineSetupError
 from server.engines.native.connection import ConnectOptions
 from server.engines.native.core_keeper import CoreKeeper
+from server.engines.native.forecast import read_facts
 
 
-def manage(settings: Settings, wake: Callable[[], None]) -> CoreKeeper:
-    """Get the model ready for a core, which `start` then starts. Raises `EngineSetupError`."""
+def manage(settings: Settings, model: ModelSource, wake: Callable[[], None]) -> CoreKeeper:
+    """Get the model ready for a core, which `start` then starts. Raises `EngineSetupError`.
+
+    May be called in any thread: a model of the hub is downloaded first.
+    """
     try:
-        folder = demo_model() if settings.is_demo else resolve_model(settings.model)
+        folder = demo_model() if model.is_demo else resolve_model(model.source)
         try_chat_template(folder)  # one that would hold up or break every answer
+        facts = read_facts(settings, folder)
     # The template's own error, or of a renderer that was killed.
     except (DownloadError, ValidationError, RetryableRequestError) as error:
         raise EngineSetupError(str(error)) from None
     directory = PrivateDirectory()
+    is_default = model == settings.models[0]
     return CoreKeeper(
-        core_config(settings, folder, directory.address),
+        core_config(settings, model, folder, directory.address),
         directory,
-        connect_options=connect_options(settings, folder, directory.address),
+        facts=facts,
+        connect_options=connect_options(settings, model, folder, directory.address),
         watchdog_seconds=settings.intervals.watchdog,
         wake=wake,
-        standby_core=settings.standby_core,
+        standby_core=settings.standby_core and is_default,
     )
 
 
-def core_config(settings: Settings, folder: Path, address: str) -> EngineConfig:
+def core_config(settings: Settings, model: ModelSource, folder: Path, address: str) -> EngineConfig:
     """Of a core that serves the model in `folder`, and listens at `address`."""
     args = AsyncEngineArgs(
         model=str(folder),
-        served_model_name=_model_name(settings),
+        served_model_name=name_of(model),
         runner="generate",  # people chat with it
         scheduling_policy="priority",  # by arrival, as long as nobody asks for another one
-        pace=settings.effective_pace,
+        pace=settings.pace_of(model),
         max_model_len=settings.max_model_len,
         max_num_seqs=settings.max_num_seqs,
         kv_cache_memory_bytes=settings.kv_cache_memory_bytes,
@@ -53,7 +62,7 @@ def core_config(settings: Settings, folder: Path, address: str) -> EngineConfig:
         dtype=settings.dtype,
         quantization=settings.quantize,
         kv_cache_dtype=settings.kv_cache_dtype,
-        enable_lora=settings.lora_dir is not None,
+        enable_lora=settings.lora_dir is not None and model == settings.models[0],
         max_loras=settings.max_loras,
         max_cpu_loras=max(settings.max_cpu_loras, settings.max_loras),
         max_lora_rank=settings.max_lora_rank,
@@ -64,18 +73,33 @@ def core_config(settings: Settings, folder: Path, address: str) -> EngineConfig:
     return msgspec.structs.replace(config, log_format=settings.effective_log_format)
 
 
-def connect_options(settings: Settings, folder: Path, address: str) -> dict[str, Any]:
+def connect_options(
+    settings: Settings, model: ModelSource, folder: Path, address: str
+) -> dict[str, Any]:
     """Of the workers that join this core, in builtins."""
     options = ConnectOptions(
         address=address,
         folder=str(folder),
-        name=_model_name(settings),
+        name=name_of(model),
         max_num_queued_reqs=settings.max_num_queued_reqs or None,
     )
     return dict(msgspec.to_builtins(options))
 
 
-def _model_name(settings: Settings) -> str:
-    if settings.is_demo:
-        return "parley-demo"
-    return model_name(settings.model)
+def name_of(model: ModelSource) -> str:
+    """What clients call it."""
+    if model.given_name is not None:
+        return model.given_name
+    return "parley-demo" if model.is_demo else model_name(model.source)
+
+
+def is_here(model: ModelSource) -> bool:
+    """Whether its files lie on this machine, or could nowhere else."""
+    source = model.source
+    looks_local = source.startswith((".", "/", "~")) or source.count("/") > 1
+    if model.is_demo or looks_local or Path(source).expanduser().exists():
+        return True
+    try:
+        return find_model(model.source) is not None
+    except DownloadError:
+        return True  # it is of a cache of this machine, and something is wrong with it

@@ -57,6 +57,7 @@ class Host:
             folder=folder,
             base=BASE,
             models=self.models,
+            taken={BASE.name},
             book=self.book,
             engine=self.engine,
             announce=self._announce,

@@ -4,16 +4,20 @@ from types import SimpleNamespace
 from typing import Any
 
 from server.commands.create_session import create_session
+from server.engines.client import ServedModel
+from server.engines.models import Models
 from server.live.hub import Hub
 from server.protocol.client_frames import CreateSession
 from sessions.store.store import SessionStore
+from tests.server.helpers.engines import IdleEngine
 from tests.server.helpers.watching import Viewer, kinds
 
 
 async def test_a_new_session_is_told_to_the_other_connections_once(
     store: SessionStore, hub: Hub
 ) -> None:
-    services: Any = SimpleNamespace(store=store, hub=hub, model="m")
+    models = Models.of_one(ServedModel("m", ""), IdleEngine())
+    services: Any = SimpleNamespace(store=store, hub=hub, models=models)
     asker, other = Viewer(), Viewer()
     for viewer in (asker, other):
         await hub.add_watcher(viewer)

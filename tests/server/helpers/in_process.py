@@ -32,6 +32,7 @@ from server.config.intervals import SHORTENED, Intervals
 from server.config.limits import Limits
 from server.config.worker import WorkerConfig, WorkerSettings
 from server.engines.client import EngineTokenizer, SamplingParams, ServedModel, TokensPrompt
+from server.engines.models import Models
 from server.worker.app import Worker
 from sessions.connection.link import Call
 from sessions.store.store import SessionStore
@@ -232,7 +233,7 @@ async def running_worker(
     """One of them, which may join the others later."""
     store = await HesitantStore.open(url, prefix=prefix, lease_seconds=intervals.lease)
     store.hesitate(dice)
-    worker = Worker(_config(name, url, intervals), store, engine, MODEL, tracing)
+    worker = Worker(_config(name, url, intervals), store, Models.of_one(MODEL, engine), tracing)
     async with _lifespan(worker.app):
         yield worker
 
@@ -271,8 +272,7 @@ def _config(replica: str, url: str, intervals: Intervals) -> WorkerConfig:
         replica=replica,
         listen_fd=-1,  # nobody listens, and its engine is in this process
         redis_url=url,
-        engine_kind="scripted",
-        engine_options={},
+        models=(),
         token=TOKEN,
         admin_token="admin-" + TOKEN,
         server_started_at=0,

@@ -73,7 +73,7 @@ class Survivor:
             begins = ObjectEvent({"type": "response.in_progress", **started})
             known = {
                 "prompt_hash": Prompt([FIRST], None, 0).hash,
-                "model_fingerprint": self.worker.runs.model_fingerprint,
+                "model_fingerprint": self.worker.models.default.fingerprint,
             }
             await self.worker.store.runs.append(
                 response_id,

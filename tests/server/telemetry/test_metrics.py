@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from engine.core.metrics import CoreMetrics
+from server.config.models import ModelState, ModelStatus
 from server.telemetry.metrics import Metrics, SpanCollector, StoreCollector
 from tests.engine.helpers.fakes import make_scheduler
 from tests.helpers.root import ROOT
@@ -92,8 +93,10 @@ def test_workers_do_not_share_figures() -> None:
 
 
 def exported() -> dict[str, str]:
-    """Every name that a worker with an engine and with tracing exports, with its type."""
+    """Every name that a worker of two models, and with tracing, exports, with its type."""
     metrics = Metrics()
+    metrics.models.statuses = [ModelStatus(name=name, kind="native") for name in ("a", "b")]
+    metrics.models.cores = {"a": CoreMetrics("a", "cpu").snapshot(make_scheduler())}
     metrics.registry.register(StoreCollector(lambda: 0))
     metrics.registry.register(SpanCollector(SimpleNamespace(num_sent=0, num_dropped=0)))
     metrics.engine.values = CoreMetrics("model", "cpu").snapshot(make_scheduler())
@@ -124,3 +127,21 @@ def test_the_docs_list_exactly_the_exported_metrics() -> None:
         for name in re.findall("`(parley_[a-z_]+)`", row[1])
     }
     assert listed == exported()
+
+
+def test_each_of_several_models_has_figures_and_one_alone_has_none() -> None:
+    metrics = Metrics()
+    first = ModelStatus(name="a", kind="native", state=ModelState.LOADED, memory_bytes=5)
+    second = ModelStatus(name="b", kind="native")
+    metrics.models.cores = {"a": {"num_running": 3, "generation_tokens_total": 7}}
+    metrics.models.statuses = [first]
+    assert b"parley_model_loaded" not in metrics.render()
+    metrics.models.statuses = [first, second]
+    lines = metrics.render().decode().splitlines()
+    assert {
+        'parley_model_loaded{model="a"} 1.0',
+        'parley_model_loaded{model="b"} 0.0',
+        'parley_model_memory_bytes{model="a"} 5.0',
+        'parley_model_requests_running{model="a"} 3.0',
+        'parley_model_generation_tokens_total{model="a"} 7.0',
+    } <= set(lines)

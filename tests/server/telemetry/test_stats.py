@@ -10,6 +10,8 @@ import msgspec
 import pytest
 
 from engine.errors import EngineDeadError
+from server.engines.client import ServedModel
+from server.engines.models import Models
 from server.telemetry import stats
 from server.telemetry.metrics import Metrics
 from server.telemetry.stats import Recorder, Sample, percentile_ms, point_of, read_series
@@ -74,7 +76,9 @@ async def test_a_recorder_stores_what_is_the_case_and_what_has_happened(
 ) -> None:
     monkeypatch.setattr(stats, "STEP_SECONDS", {"15m": 0})
     samples, metrics, core = Samples(store.client, store.keys), Metrics(), Core()
-    recorder = Recorder(samples, metrics, core, lambda: FIGURES, "w1")
+    recorder = Recorder(
+        samples, metrics, Models.of_one(ServedModel("m", ""), core), lambda: FIGURES, "w1"
+    )
     recording = asyncio.create_task(recorder.record_forever())
     try:
         await stored(samples, 1)

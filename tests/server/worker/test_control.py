@@ -25,7 +25,7 @@ async def worker(redis_server: EmbeddedRedis) -> AsyncIterator[Worker]:
 
 async def held_answer(worker: Worker, client: LocalClient) -> str:
     """An answer that its engine holds in the middle."""
-    engine: Any = worker.engine
+    engine: Any = worker.models.default_engine
     response = await client.ask(await client.new_session(), oracle_word(1))
     engine.requests[response].is_held.add("mid")
     await engine.requests[response].reached["mid"].wait()
@@ -96,6 +96,7 @@ async def test_a_supervisor_without_another_engine_core_ends_the_engine(
     worker: Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ended: list[bool] = []
-    monkeypatch.setattr(worker.engine, "shutdown", lambda: ended.append(True), raising=False)
+    engine = worker.models.default_engine
+    monkeypatch.setattr(engine, "shutdown", lambda: ended.append(True), raising=False)
     await worker.control.obey({"type": "engine_gone"})
     assert ended == [True]

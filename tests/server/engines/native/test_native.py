@@ -17,7 +17,7 @@ from server.engines.native.preparation import core_config
 
 def test_the_core_goes_by_priority_and_logs_as_the_server_does() -> None:
     settings = load_settings({"log_format": "text", "max_num_seqs": 7, "pace": 50.0}, {})
-    config = core_config(settings, demo_model(), "ipc:///tmp/core")
+    config = core_config(settings, settings.models[0], demo_model(), "ipc:///tmp/core")
     assert (config.scheduling_policy, config.log_format) == ("priority", "text")
     assert config.runner == "generate"  # a model that classifies has nothing to say in a chat
     assert (config.model, config.max_num_seqs, config.pace) == (str(demo_model()), 7, 50.0)
@@ -27,7 +27,8 @@ def test_the_core_goes_by_priority_and_logs_as_the_server_does() -> None:
     ("model", "name"), [("demo", "parley-demo"), (str(demo_model()), demo_model().name)]
 )
 def test_a_managed_core_has_a_socket_of_its_own_until_it_is_stopped(model: str, name: str) -> None:
-    engine = manage(load_settings({"model": model}, {}), lambda: None)
+    settings = load_settings({"model": model}, {})
+    engine = manage(settings, settings.models[0], lambda: None)
     options = msgspec.convert(engine.connect_options, ConnectOptions)
     folder = Path(options.address.removeprefix("ipc://")).parent
     assert folder.stat().st_mode & 0o777 == 0o700
@@ -38,8 +39,9 @@ def test_a_managed_core_has_a_socket_of_its_own_until_it_is_stopped(model: str, 
 
 
 def test_a_folder_that_holds_no_model_is_refused_in_one_line(tmp_path: Path) -> None:
+    settings = load_settings({"model": str(tmp_path)}, {})
     with pytest.raises(EngineSetupError) as refusal:
-        manage(load_settings({"model": str(tmp_path)}, {}), lambda: None)
+        manage(settings, settings.models[0], lambda: None)
     assert "\n" not in str(refusal.value) and str(tmp_path) in str(refusal.value)
 
 

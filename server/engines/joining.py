@@ -1,0 +1,76 @@
+"""How a worker joins the engines of the models that the supervisor names."""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from server.config.models import ModelStatus
+from server.engines.client import CoreState, EngineClient, ServedModel
+from server.engines.kinds import KINDS
+from server.engines.models import Models
+from server.engines.on_demand import OnDemandEngine
+
+if TYPE_CHECKING:
+    from server.engines.tracing import Tracing
+
+OnCoreState = Callable[[CoreState, str], None]  # and of which model
+
+
+def open_models(
+    statuses: Sequence[ModelStatus],
+    *,
+    tell: Callable[[dict[str, Any]], None],
+    on_core_state: OnCoreState,
+    tracing: "Tracing | None",
+) -> Models:
+    """Join the engine of a model that is alone; of several, each when it is loaded.
+
+    Raises `UnsupportedModelError` for a folder of the default model that cannot be served.
+    """
+    first = statuses[0]
+    assert first.options is not None  # of the default one the files are here at the start
+    default = KINDS[first.kind].served_model(first.options)
+    if len(statuses) == 1:
+        engine = KINDS[first.kind].connect(
+            first.options,
+            on_core_state=lambda state, _: on_core_state(state, first.name),
+            tracing=tracing,
+        )
+        return Models(statuses, [engine], default, tell=tell)
+    engines: list[EngineClient] = []
+    models: Models | None = None
+
+    def note_use() -> None:
+        assert models is not None
+        models.note_use()
+
+    def on_demand(status: ModelStatus) -> EngineClient:
+        def connect(
+            options: Mapping[str, Any], take_state: Callable[[CoreState, str], None]
+        ) -> EngineClient:
+            kind = KINDS[status.kind]
+            return kind.connect(options, on_core_state=take_state, tracing=tracing)
+
+        return OnDemandEngine(
+            status,
+            connect=connect,
+            load=lambda: tell({"type": "load", "model": status.name}),
+            on_use=note_use,
+            on_core_state=lambda state, _: on_core_state(state, status.name),
+        )
+
+    engines = [on_demand(status) for status in statuses]
+    models = Models(statuses, engines, default, tell=tell)
+    return models
+
+
+async def learn(models: Models, statuses: Sequence[ModelStatus]) -> None:
+    """Read what a worker must know of models whose files are known: a few files of each, whole."""
+
+    def served(status: ModelStatus) -> ServedModel:
+        assert status.options is not None
+        return KINDS[status.kind].served_model(status.options)
+
+    for status in statuses:
+        models.add(await asyncio.to_thread(partial(served, status)))

@@ -1,0 +1,408 @@
+"""`ModelKeepers`: the engines of all models, one process each: which are loaded, and which are not.
+
+The default model is loaded at the start, any other when a worker asks for it. Of several that do
+not fit into the memory together, those go that nobody has used for longest; one that is in use
+stays. What takes long (a download, the end of a process) is a thread's; everything else belongs to
+the supervisor's own thread, which calls `watch` whenever `wake` was called or something is `due`.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from functools import partial
+
+import msgspec
+import structlog
+
+from server.config.models import ModelFacts, ModelSource, ModelState, ModelStatus, discreet
+from server.config.settings import Settings
+from server.engines.kinds import EngineKind
+from server.engines.managed import EngineSetupError, ManagedEngine
+
+logger = structlog.get_logger("server")
+
+# Between the word that a model goes and the end of its process: who has just begun to use it says
+# so meanwhile, and it stays.
+GRACE_SECONDS = 0.5
+PROGRESS_STEP = 0.02  # between two words of how far a loading is
+LOG_PROGRESS_SECONDS = 10.0  # between two lines of the log on it
+
+
+@dataclass(eq=False)
+class KeptModel:
+    """One model, and who uses it."""
+
+    source: ModelSource
+    status: ModelStatus
+    engine: ManagedEngine | None = None  # once its files are known
+    users: set[str] = field(default_factory=set)  # workers
+    used_at: float = 0.0  # by the monotonic clock: when it was loaded, or used last
+    is_leaving: bool = False  # an administrator wants it to go as soon as nobody uses it
+    is_wanted: bool = False  # it was asked for while it went
+    goes_at: float | None = None  # the end of its grace
+    logged_at: float = 0.0
+    thread: threading.Thread | None = None
+    outcome: ManagedEngine | str | None = None  # of a preparation; a text says why it failed
+    has_ended: bool = False  # its process, at the end of an unloading
+
+    @property
+    def is_idle(self) -> bool:
+        return self.status.state is ModelState.LOADED and not self.users
+
+
+class ModelKeepers:
+    """`on_change` hears that a status has changed. `now` is replaced in tests."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        kind_name: str,
+        kind: EngineKind,
+        *,
+        wake: Callable[[], None],
+        on_change: Callable[[], None] = lambda: None,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._settings = settings
+        self._kind = kind
+        self._wake = wake
+        self._on_change = on_change
+        self._now = now
+        self._models: dict[str, KeptModel] = {}
+        for source in settings.models:
+            name = kind.name_of(source)
+            if name in self._models:
+                raise EngineSetupError(f"two models have the name {name}: give one as NAME={name}")
+            self._models[name] = KeptModel(source, ModelStatus(name=name, kind=kind_name))
+        self._default = next(iter(self._models.values()))
+
+    @property
+    def are_many(self) -> bool:
+        return len(self._models) > 1
+
+    @property
+    def statuses(self) -> tuple[ModelStatus, ...]:
+        return tuple(model.status for model in self._models.values())
+
+    @property
+    def default_engine(self) -> ManagedEngine:
+        """Prepared before everything else."""
+        assert self._default.engine is not None
+        return self._default.engine
+
+    @property
+    def due(self) -> float | None:
+        """When `watch` has something to do (`time.monotonic()`)."""
+        moments = [model.goes_at for model in self._models.values()]
+        moments += [model.engine.due for model in self._models.values() if model.engine]
+        return min((at for at in moments if at is not None), default=None)
+
+    # ---- the start ------------------------------------------------------------------------------
+
+    def prepare_default(self) -> ManagedEngine:
+        """Its files are known when this returns. Raises `EngineSetupError`."""
+        model = self._default
+        engine = self._kind.manage(self._settings, model.source, self._wake)
+        self._know(model, engine)
+        return engine
+
+    def start_default(self) -> None:
+        """Begin to load it."""
+        model = self._default
+        self._set(model, state=ModelState.LOADING, attempt=1, stage="loading", progress=0.0)
+        assert model.engine is not None
+        model.engine.start()
+
+    def look_ahead(self) -> None:
+        """Find out what the other models are, those of them that lie here."""
+        others = [model for model in self._models.values() if model is not self._default]
+
+        def look() -> None:
+            for model in others:
+                if model.outcome is None and model.engine is None and model.thread is None:
+                    if self._kind.is_here(model.source):
+                        self._prepare(model)
+
+        if others:
+            threading.Thread(target=look, name="model-look", daemon=True).start()
+
+    # ---- what workers say -----------------------------------------------------------------------
+
+    def note_uses(self, replica: str, names: Iterable[str]) -> None:
+        """A worker uses these models now, and no others."""
+        used = set(names)
+        for name, model in self._models.items():
+            if name in used:
+                model.users.add(replica)
+                if model.goes_at is not None:  # it has not gone yet
+                    self._stay(model)
+            elif replica in model.users:
+                model.users.remove(replica)
+                model.used_at = self._now()
+
+    def load(self, name: str) -> None:
+        """Somebody asks for a model: load it, if it is not loaded."""
+        model = self._models.get(name)
+        if model is None:
+            return
+        model.is_leaving = False
+        if model.goes_at is not None:
+            self._stay(model)
+        elif model.status.state is ModelState.UNLOADING:
+            model.is_wanted = True
+        elif model.status.state in (ModelState.NOT_LOADED, ModelState.FAILED):
+            self._begin(model)
+
+    def unload(self, name: str) -> None:
+        """Let a model go as soon as nobody uses it."""
+        model = self._models.get(name)
+        if model is not None and model.status.state is ModelState.LOADED and self.are_many:
+            model.is_leaving = True
+
+    # ---- the life of a model --------------------------------------------------------------------
+
+    def watch(self) -> bool:
+        """Go on with what is under way. False when the only model will not start any more."""
+        for model in self._models.values():
+            if model.outcome is not None:
+                self._take_outcome(model)
+            if model.has_ended:
+                self._end_unloading(model)
+            match model.status.state:
+                case ModelState.LOADING if model.status.stage == "loading":
+                    self._watch_loading(model)
+                case ModelState.LOADING if model.engine is not None:
+                    self._start_if_it_fits(model)
+                case ModelState.LOADED if not self._watch_loaded(model):
+                    return False
+                case ModelState.UNLOADING if model.goes_at is not None:
+                    self._let_go_if_due(model)
+        return True
+
+    def stop(self) -> None:
+        """End all, at the same time."""
+        engines = [model.engine for model in self._models.values() if model.engine is not None]
+        threads = [threading.Thread(target=engine.stop) for engine in engines]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    def clean_up(self) -> None:
+        """Remove what they leave, from any thread: this process exits now."""
+        for model in self._models.values():
+            if model.engine is not None:
+                model.engine.clean_up()
+
+    # ---- loading --------------------------------------------------------------------------------
+
+    def _begin(self, model: KeptModel) -> None:
+        attempt = model.status.attempt + 1
+        self._set(model, state=ModelState.LOADING, attempt=attempt, stage="preparing")
+        logger.info("model asked for", model=model.status.name)
+        if model.engine is None and model.outcome is None and model.thread is None:
+            model.thread = threading.Thread(
+                target=partial(self._prepare, model), name="model-prepare", daemon=True
+            )
+            model.thread.start()
+        self._wake()
+
+    def _prepare(self, model: KeptModel) -> None:
+        """In a thread: find its files, or fetch them."""
+        try:
+            outcome: ManagedEngine | str = self._kind.manage(
+                self._settings, model.source, self._wake
+            )
+        except EngineSetupError as error:
+            outcome = str(error)
+        except Exception as error:
+            logger.exception("model cannot be prepared", model=model.status.name)
+            outcome = f"it cannot be prepared: {type(error).__name__}"
+        model.outcome = outcome
+        self._wake()
+
+    def _take_outcome(self, model: KeptModel) -> None:
+        outcome, model.outcome, model.thread = model.outcome, None, None
+        if isinstance(outcome, str):
+            self._fail(model, outcome)
+        elif outcome is not None:
+            if model.engine is not None:  # it was looked at twice, at the same time
+                outcome.clean_up()
+                return
+            self._know(model, outcome)
+
+    def _know(self, model: KeptModel, engine: ManagedEngine) -> None:
+        model.engine = engine
+        options = dict(engine.connect_options)
+        self._change(model, facts=engine.facts, options=options)
+
+    def _start_if_it_fits(self, model: KeptModel) -> None:
+        """Start its process, when there is room: others that nobody uses go for it."""
+        engine = model.engine
+        assert engine is not None
+        needs, free = engine.facts.needs_bytes, self.free_bytes()
+        if needs is None or free is None or needs <= free or not self.are_many:
+            fields = {} if needs is None or free is None else {"needs": gb(needs), "free": gb(free)}
+            logger.info("loading the model", model=model.status.name, **fields)
+            model.logged_at = self._now()
+            self._change(model, stage="loading", progress=0.0)
+            engine.start()
+            return
+        if any(other.status.state is ModelState.UNLOADING for other in self._models.values()):
+            return  # it is looked at again when that has gone
+        for other in self._that_make_room(needs - free):
+            logger.info("model goes for another", model=other.status.name, other=model.status.name)
+            self._unload(other)
+        if not any(other.goes_at is not None for other in self._models.values()):
+            self._fail(model, self._misfit(engine.facts, needs, free))
+
+    def _that_make_room(self, num_bytes: int) -> list[KeptModel]:
+        """The idle models that have to go for so much memory, the longest unused one first."""
+        idle = sorted(
+            (model for model in self._models.values() if model.is_idle),
+            key=lambda model: model.used_at,
+        )
+        chosen: list[KeptModel] = []
+        for model in idle:
+            if num_bytes <= 0:
+                break
+            chosen.append(model)
+            num_bytes -= _promised(model)
+        return chosen if num_bytes <= 0 else []
+
+    def free_bytes(self) -> int | None:
+        """Memory for further models: what is free, without what those that are here still take."""
+        free = self._kind.free_bytes(self._settings)
+        if free is None:
+            return None
+        here = (ModelState.LOADED, ModelState.UNLOADING)
+        for model in self._models.values():
+            is_here = model.status.state in here or model.status.stage == "loading"
+            if is_here and model.engine is not None:
+                free -= max(0, _promised(model) - model.engine.taken_bytes)
+        return max(0, free)
+
+    def _misfit(self, facts: ModelFacts, needs: int, free: int) -> str:
+        here = (ModelState.LOADED, ModelState.UNLOADING)
+        used = [m.status.name for m in self._models.values() if m.users and m.status.state in here]
+        verb = "is" if len(used) == 1 else "are"
+        others = f" while {', '.join(used)} {verb} in use" if used else ""
+        ways = [way for way, num_bytes in facts.smaller.items() if num_bytes <= free]
+        hint = f": try {ways[0]}" if ways else ""
+        return f"it needs {gb(needs)} of memory, {gb(free)} are free{others}{hint}"
+
+    def _watch_loading(self, model: KeptModel) -> None:
+        engine, name = model.engine, model.status.name
+        assert engine is not None
+        if engine.is_starting:
+            self._show_progress(model, engine)
+            return
+        if engine.start_error is not None:
+            if model is self._default and model.status.attempt == 1 and model.used_at == 0.0:
+                return  # of the start itself: the supervisor says so, and ends
+            self._fail(model, engine.start_error)
+            return
+        model.used_at = self._now()
+        memory = engine.memory_bytes
+        self._set(model, state=ModelState.LOADED, memory_bytes=memory)
+        if self.are_many:
+            logger.info("model is loaded", model=name, **({"memory": gb(memory)} if memory else {}))
+
+    def _show_progress(self, model: KeptModel, engine: ManagedEngine) -> None:
+        """By the memory that its process has taken, of what it is going to take."""
+        needs = engine.facts.needs_bytes
+        if not needs or not self.are_many:
+            return
+        progress = min(engine.taken_bytes / needs, 0.99)
+        if progress - (model.status.progress or 0.0) >= PROGRESS_STEP:
+            self._change(model, progress=progress)
+        if self._now() - model.logged_at >= LOG_PROGRESS_SECONDS:
+            model.logged_at = self._now()
+            logger.info("model loads", model=model.status.name, percent=round(100 * progress))
+
+    def _fail(self, model: KeptModel, problem: str) -> None:
+        """The others serve on. The next question tries again, from the files on."""
+        logger.error("model cannot be loaded", model=model.status.name, error=problem)
+        engine, model.engine = model.engine, None
+        if engine is not None:
+            engine.stop()
+        self._set(model, state=ModelState.FAILED, problem=discreet(problem), options=None)
+
+    # ---- loaded ---------------------------------------------------------------------------------
+
+    def _watch_loaded(self, model: KeptModel) -> bool:
+        """False when the only model will not start any more."""
+        engine = model.engine
+        assert engine is not None
+        if not engine.watch():
+            if not self.are_many:
+                return False
+            times, why = engine.num_failed_starts, engine.start_error
+            self._fail(model, f"it failed to start {times} times in a row: {why}")
+        elif self.are_many and not model.users and (model.is_leaving or self._is_unused(model)):
+            self._unload(model)
+        return True
+
+    def _is_unused(self, model: KeptModel) -> bool:
+        seconds = self._settings.model_idle_seconds
+        is_kept = model is self._default or seconds == 0
+        return not is_kept and self._now() - model.used_at >= seconds
+
+    def _unload(self, model: KeptModel) -> None:
+        model.goes_at = self._now() + GRACE_SECONDS
+        self._set(model, state=ModelState.UNLOADING, memory_bytes=model.status.memory_bytes)
+
+    def _stay(self, model: KeptModel) -> None:
+        model.goes_at = None
+        model.used_at = self._now()
+        self._set(model, state=ModelState.LOADED, memory_bytes=model.status.memory_bytes)
+
+    def _let_go_if_due(self, model: KeptModel) -> None:
+        engine = model.engine
+        assert engine is not None and model.goes_at is not None
+        if self._now() < model.goes_at:
+            return
+        model.goes_at = None
+        model.is_leaving = False
+
+        def release() -> None:
+            engine.release()
+            model.has_ended = True
+            self._wake()
+
+        model.thread = threading.Thread(target=release, name="model-release", daemon=True)
+        model.thread.start()
+
+    def _end_unloading(self, model: KeptModel) -> None:
+        model.has_ended, model.thread = False, None
+        logger.info("model is not loaded any more", model=model.status.name)
+        self._set(model, state=ModelState.NOT_LOADED)
+        if model.is_wanted:
+            model.is_wanted = False
+            self._begin(model)
+
+    # ---- statuses -------------------------------------------------------------------------------
+
+    def _set(self, model: KeptModel, **fields: object) -> None:
+        """Another state: what belongs to the one before is gone, but for what the files say."""
+        kept = {"facts": model.status.facts, "options": model.status.options}
+        attempt = model.status.attempt
+        plain = ModelStatus(name=model.status.name, kind=model.status.kind, attempt=attempt)
+        model.status = msgspec.structs.replace(plain, **{**kept, **fields})
+        self._on_change()
+
+    def _change(self, model: KeptModel, **fields: object) -> None:
+        model.status = msgspec.structs.replace(model.status, **fields)
+        self._on_change()
+
+
+def _promised(model: KeptModel) -> int:
+    """What its process takes when all of its cache is in use."""
+    needs = None if model.engine is None else model.engine.facts.needs_bytes
+    return model.status.memory_bytes or needs or 0
+
+
+def gb(num_bytes: int) -> str:
+    """For a person."""
+    return f"{num_bytes / 1e9:.1f} GB"

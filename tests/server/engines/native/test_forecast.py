@@ -1,0 +1,94 @@
+"""What a model needs, foreseen by the headers of its files, beside what a core then takes."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine import CoreProcess, PrivateDirectory, demo_model
+from engine.core.models.checkpoint import check_folder
+from engine.errors import UnsupportedModelError
+from server.config.models import ModelSource
+from server.config.settings import Settings, load_settings
+from server.engines.native.forecast import (
+    PROCESS_BYTES,
+    cache_bytes,
+    free_bytes,
+    needed_bytes,
+    own_bytes,
+    read_facts,
+)
+from server.engines.native.preparation import core_config
+from tests.helpers.tiny_model import build_tiny_model
+
+MIB = 1 << 20
+
+
+def settings_of(**given: Any) -> Settings:
+    return load_settings(given, {})
+
+
+def test_facts_are_what_the_files_say() -> None:
+    facts = read_facts(settings_of(), demo_model())
+    assert facts.format.startswith("safetensors") and facts.context_length == 8192
+    assert facts.size_bytes == sum(f.stat().st_size for f in demo_model().glob("*.safetensors"))
+    assert list(facts.smaller) == ["--quantize int8", "--quantize int4"]
+
+
+def test_files_that_cannot_be_loaded_are_refused_as_by_loading_them(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(UnsupportedModelError, match="is not valid JSON"):
+        read_facts(settings_of(), tmp_path)
+
+
+@pytest.mark.parametrize("way", ["plain", "int8", "int4", "float32"])
+def test_weights_count_in_the_numbers_that_are_asked_for(way: str, tmp_path: Path) -> None:
+    folder = build_tiny_model(tmp_path / "m")
+    checkpoint = check_folder(folder)
+    given: dict[str, Any] = {
+        "plain": {},
+        "int8": {"quantize": "int8"},
+        "int4": {"quantize": "int4"},
+        "float32": {"dtype": "float32"},
+    }[way]
+    settings = settings_of(**given)
+    weights = (
+        needed_bytes(settings, checkpoint)
+        - PROCESS_BYTES
+        - cache_bytes(settings, checkpoint.config)
+    )
+    stored = sum(tensor.num_bytes for tensor in checkpoint.tensors.values())
+    share = weights / stored  # which is float32
+    bounds = {
+        "plain": (0.99, 1.01),
+        "int8": (0.2, 0.6),
+        "int4": (0.1, 0.5),
+        "float32": (0.99, 1.01),
+    }
+    low, high = bounds[way]
+    assert low < share < high
+
+
+def test_a_cache_that_is_asked_for_counts_and_a_graphics_card_is_not_foreseen() -> None:
+    config = check_folder(demo_model()).config
+    assert cache_bytes(settings_of(kv_cache_memory_bytes=7), config) == 7
+    on_gpu = settings_of(device="cuda")
+    assert free_bytes(on_gpu) is None and read_facts(on_gpu, demo_model()).needs_bytes is None
+
+
+def test_a_core_takes_what_was_foreseen() -> None:
+    """The demo model's, with as much cache as the forecast counts."""
+    settings = settings_of(kv_cache_memory_bytes=16 * MIB)
+    directory = PrivateDirectory()
+    model = ModelSource("demo")
+    core = CoreProcess(core_config(settings, model, demo_model(), directory.address))
+    try:
+        core.wait_ready()
+        taken, foreseen = own_bytes(core.pid), read_facts(settings, demo_model()).needs_bytes
+        assert foreseen is not None
+        assert 0.5 * foreseen < taken < 1.25 * foreseen
+        assert own_bytes(core.pid) <= core.report["standby_bytes"] * 1.1
+    finally:
+        core.terminate()
+        directory.remove()
+    assert own_bytes(core.pid) == 0
