@@ -251,6 +251,13 @@ export class Page {
     this.toast("Saved. The next answer is made with these settings.");
   }
 
+  /** Have another model answer in the chat on screen, from the next question on. */
+  chooseModel(name) {
+    this.settings.chooseModel(name);
+    this.toast(`${name} answers from now on.`);
+    this.tick.value += 1;
+  }
+
   /** The whole chat on paper, or as a PDF: what is not here yet is loaded first. */
   async print(sessionId) {
     this.show(sessionId);

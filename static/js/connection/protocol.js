@@ -20,6 +20,7 @@ const REASON_TEXTS = {
   owner_lost: "the server process was lost, ask again",
   content_filter: "withheld by a filter",
   engine_error: "the model failed, ask again",
+  model_unavailable: "the model could not be loaded, ask again",
   store_lost: "the storage failed, ask again",
 };
 
@@ -52,6 +53,7 @@ const ERROR_TEXTS = {
   rate_limited: "That was too fast. Send it again {wait}.",
   quota_exceeded: "Your quota is used up. Send it again {wait}.",
   queue_full: "Too many messages wait already. Send it again {wait}.",
+  model_unavailable: "The model cannot be loaded. {message}. Choose another one, or send it again {wait}.",
   engine_unavailable: "The model is restarting. Send it again {wait}.",
   store_unavailable: "The server cannot save right now. Send it again {wait}.",
   draining: "The server is restarting. Send it again {wait}.",
@@ -80,12 +82,19 @@ export function errorText(error, waitMs = error.retry_after_ms ?? 0) {
   const seconds = Math.ceil(waitMs / 1000);
   const wait = seconds > 0 ? `in ${seconds} s` : "now";
   const text = ERROR_TEXTS[error.code] ?? error.message ?? "Something went wrong. Try again.";
-  return text.replace("{wait}", wait);
+  return text.replace("{wait}", wait).replace("{message}", () => error.message ?? "It is not there");
 }
 
 /** Why an answer ended, in a reader's words; empty when it simply came to its end. */
 export function reasonText(reason) {
   return REASON_TEXTS[reason] ?? "";
+}
+
+/** What a model is doing, for a reader; empty of one that is there. @param {object} model of the list */
+export function modelState({ state, progress, problem }) {
+  if (state === "loading") return `is being loaded${progress > 0 ? `, ${Math.round(progress * 100)} %` : ""}`;
+  if (state === "failed") return problem ?? "could not be loaded";
+  return state === "not_loaded" || state === "unloading" ? "loaded when you ask" : "";
 }
 
 /** One word for how a message ended; empty if it is whole. @param {string} status of the message */

@@ -7,6 +7,7 @@ import { Dialogs } from "../dialogs/dialogs.js";
 import { html } from "../widgets/html.js";
 import { Down, Mark, Menu, Plus, Sliders } from "../widgets/icons.js";
 import { Composer } from "./composer.js";
+import { ModelName } from "./models.js";
 import { BannerPlace, SignedOut, Spoken, Toasts } from "./notices.js";
 import { QueuePlace } from "./queue.js";
 import { Sidebar } from "./sidebar.js";
@@ -63,7 +64,6 @@ export function App({ page }) {
 function Header({ page }) {
   page.tick.value;
   const { chat } = page;
-  const model = page.settings.modelName;
   const title = chat.sessions.get(chat.currentId)?.session.title || "New chat";
   useEffect(() => {
     document.title = chat.currentId === null ? "Parley" : `${title} · Parley`;
@@ -72,7 +72,7 @@ function Header({ page }) {
     <button type="button" class="quiet open-drawer" aria-label="Open the list of chats" aria-controls="sidebar"
       aria-expanded=${String(page.drawerOpen.value)} onClick=${() => (page.drawerOpen.value = true)}><${Menu} /></button>
     <h1 dir="auto">${title}</h1>
-    ${model && html`<span class="model" title="The model that answers">${model}</span>`}
+    <${ModelName} page=${page} />
     <button type="button" class="quiet" aria-label="Settings of this chat" title="Settings of this chat (Ctrl+,)"
       aria-haspopup="dialog" onClick=${() => (page.dialog.value = { kind: "settings" })}><${Sliders} /></button>
     <button type="button" class="quiet new-here" aria-label="New chat" onClick=${() => page.show(null)}><${Plus} /></button>
@@ -107,7 +107,7 @@ function EmptyState({ page }) {
   const waiting = chat.currentId !== null && !chat.current?.loaded;
   const empty = (chat.current?.path.length ?? 0) === 0 && chat.sendsOf(chat.currentId).length === 0;
   if (waiting || !empty) return null;
-  const model = page.settings.models.value[0]?.id;
+  const model = page.settings.modelName;
   const suggestions = model?.toLowerCase().includes("demo") ? DEMO_SUGGESTIONS : SUGGESTIONS;
   return html`<section class="empty">
     <${Mark} />

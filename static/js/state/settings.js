@@ -23,6 +23,11 @@ export class Settings {
   /** Read what the server has. Where that fails, what is known stays. */
   load() {
     api.listPresets().then((presets) => (this.presets.value = presets), () => {});
+    this.loadModels();
+  }
+
+  /** Which there are, and how they are now. */
+  loadModels() {
     api.listModels().then((models) => (this.models.value = models), () => {});
   }
 
@@ -35,7 +40,14 @@ export class Settings {
 
   /** The name of the model that answers in the chat on screen; empty until it is known. */
   get modelName() {
-    return this.current.model ?? this.models.value[0]?.id ?? "";
+    const begunWith = this.#chat.sessions.get(this.#chat.currentId)?.session.model;
+    const names = this.models.value.map(({ id }) => id);
+    return this.current.model ?? (names.includes(begunWith) ? begunWith : names[0]) ?? "";
+  }
+
+  /** @param {string} name of one of the models, for the chat on screen */
+  chooseModel(name) {
+    this.save({ ...this.current, model: name }, this.#chat.currentId);
   }
 
   /** @param {object} settings all of them @param {string | null} sessionId null: of new chats */

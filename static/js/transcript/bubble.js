@@ -19,6 +19,7 @@ const QUEUE_TEXTS = {
   engine_waking: "The model wakes up",
   engine_restart: "The model restarts, then the answer goes on",
   takeover: "Another server process takes over",
+  model_loading: "The model is being loaded",
 };
 
 /**
@@ -185,10 +186,11 @@ function waitText(run, stopping) {
     return `Stopping. The worker does not answer; ends in at most ${seconds} s`;
   }
   if (stopping || !run?.queue) return "";
-  const { reason, position, eta_ms: eta } = run.queue;
+  const { reason, position, eta_ms: eta, progress } = run.queue;
   const place = position > 0 && reason === "engine" ? `, ${position} ahead` : "";
   const time = eta > 0 ? `, about ${Math.ceil(eta / 1000)} s` : "";
-  return (QUEUE_TEXTS[reason] ?? "Waiting") + place + time;
+  const share = progress > 0 ? `, ${Math.round(progress * 100)} %` : "";
+  return (QUEUE_TEXTS[reason] ?? "Waiting") + place + share + time;
 }
 
 /** "Stopped" as a chip where it was, then the figures, joined by middle dots. */

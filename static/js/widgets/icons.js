@@ -13,6 +13,8 @@ export const More = () =>
 export const Send = () => icon(html`<path d="M10 16V4.5M5 9.2l5-4.9 5 4.9" />`);
 export const Stop = () => icon(html`<rect class="solid" x="5.5" y="5.5" width="9" height="9" rx="1.6" />`);
 export const Down = () => icon(html`<path d="M10 4v11.5M5 10.8l5 4.9 5-4.9" />`);
+export const Chevron = () => icon(html`<path d="m5.5 8 4.5 4.5L14.5 8" />`);
+export const Tick = () => icon(html`<path d="m4.5 10.5 3.8 3.8 7.2-8.3" />`);
 export const Up = () => icon(html`<path d="m5.5 11.5 4.5-4.5 4.5 4.5" />`);
 export const Steer = () => icon(html`<path d="M5 4v4.5a3 3 0 0 0 3 3h6.5M11 7.8l4 3.7-4 3.7" />`);
 export const Pencil = () => icon(html`<path d="m4 16 .8-3.4L13 4.4l2.6 2.6-8.2 8.2L4 16Z" />`);

@@ -6,11 +6,15 @@
 import { render } from "preact";
 
 import { html } from "./html.js";
+import { Tick } from "./icons.js";
 
 const GAP_PX = 4;
 const EDGE_PX = 8;
 
-/** @typedef {{label: string, icon?: Function, danger?: boolean, act: () => void}} MenuItem */
+/**
+ * `checked` is said of one of several that exclude each other; `note` is a word on it.
+ * @typedef {{label: string, icon?: Function, danger?: boolean, checked?: boolean, note?: string, act: () => void}} MenuItem
+ */
 
 /** @type {{box: HTMLElement, button: HTMLElement} | null} */
 let open = null;
@@ -32,10 +36,16 @@ export function openMenu(event, items, heading = "") {
   open = { box, button };
   render(
     html`${heading && html`<p class="menu-heading">${heading}</p>`}
-    ${items.map(({ label, icon: Icon, danger, act }) => {
+    ${items.map(({ label, icon: Icon, danger, checked, note, act }) => {
       const run = () => (closeMenu(), act());
-      return html`<button type="button" role="menuitem" class=${danger ? "danger" : ""} onClick=${run}>
-        ${Icon && html`<${Icon} />`}${label}
+      if (checked === undefined) {
+        return html`<button type="button" role="menuitem" class=${danger ? "danger" : ""} onClick=${run}>
+          ${Icon && html`<${Icon} />`}${label}
+        </button>`;
+      }
+      return html`<button type="button" role="menuitemradio" aria-checked=${String(checked)} onClick=${run}>
+        <span class="tick">${checked && html`<${Tick} />`}</span>
+        <span class="choice">${label}${note && html`<small>${note}</small>`}</span>
       </button>`;
     })}`,
     box,
@@ -47,7 +57,7 @@ export function openMenu(event, items, heading = "") {
   box.addEventListener("toggle", ({ newState }) => newState === "closed" && forget(box));
   box.showPopover();
   place(box, button.getBoundingClientRect());
-  box.querySelector("button").focus();
+  (box.querySelector("[aria-checked=true]") ?? box.querySelector("button")).focus();
 }
 
 export function closeMenu() {
@@ -75,7 +85,7 @@ function place(box, { top, bottom, right }) {
 
 function moveInMenu(event) {
   if (event.key === "Escape") event.stopPropagation(); // it would also stop the answer
-  const items = [...event.currentTarget.querySelectorAll("[role=menuitem]")];
+  const items = [...event.currentTarget.querySelectorAll("[role^=menuitem]")];
   const index = items.indexOf(document.activeElement);
   const next = { ArrowDown: index + 1, ArrowUp: index - 1, Home: 0, End: -1 }[event.key];
   if (next === undefined) return;

@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { closePolicy, contentText, endText, errorText, newKey, reasonText } from "../../../static/js/connection/protocol.js";
+import { closePolicy, contentText, endText, errorText, modelState, newKey, reasonText } from "../../../static/js/connection/protocol.js";
 
 test("an error says what happened and what to do", () => {
   assert.match(errorText({ code: "message_too_large" }), /too long\. Shorten it/);
@@ -47,4 +47,19 @@ test("keys are random where randomUUID is missing, as on plain http", (t) => {
 test("the text of a message is that of its text parts", () => {
   assert.equal(contentText([{ type: "text", text: "a" }, { type: "image" }, { type: "text", text: "b" }]), "ab");
   assert.equal(contentText(undefined), "");
+});
+
+test("a model that cannot be loaded says why, and what to do", () => {
+  const error = { code: "model_unavailable", message: "big: it needs 21.0 GB, 16.0 GB are free", retry_after_ms: 1000 };
+  assert.match(errorText(error), /cannot be loaded\. big: it needs 21\.0 GB, 16\.0 GB are free\. Choose another one/);
+  assert.match(reasonText("model_unavailable"), /could not be loaded/);
+});
+
+test("a menu says what a model is doing, and nothing of one that is there", () => {
+  assert.equal(modelState({ state: "loaded" }), "");
+  assert.equal(modelState({}), "");
+  assert.equal(modelState({ state: "not_loaded" }), "loaded when you ask");
+  assert.equal(modelState({ state: "loading", progress: 0.42 }), "is being loaded, 42 %");
+  assert.equal(modelState({ state: "loading" }), "is being loaded");
+  assert.equal(modelState({ state: "failed", problem: "it needs 21 GB" }), "it needs 21 GB");
 });
