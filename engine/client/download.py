@@ -9,9 +9,10 @@ huggingface_hub hold (`HF_HOME`, `HF_TOKEN`, `HF_ENDPOINT`, `HF_HUB_OFFLINE`).
 import glob
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from engine.errors import DownloadError, UnsupportedModelError
 from engine.folder.caches.found import Found, reason
@@ -20,14 +21,24 @@ from engine.folder.gguf.choice import NotChosen, choose
 from engine.folder.gguf.derived import derive_folder
 from engine.folder.gguf.parts import SUFFIX, part_name
 
+OnProgress = Callable[[float], None]
+
 PATTERNS = ("*.json", "*.safetensors", "tokenizer*", "*.jinja", "merges.txt", "vocab.txt")
 IGNORED = ("*.bin", "*.pt", "*.pth", "*.h5", "*.msgpack", "*.onnx", "*.py", "*/*")
 HUB_ID = re.compile(r"[\w][\w.-]*(/[\w][\w.-]*)?")
 QUANTIZATION = re.compile(r"[\w][\w.+-]*")  # after a colon: which model of a repository
 
 
-def resolve_model(model: str, *, revision: str | None = None, cache_dir: str | None = None) -> Path:
+def resolve_model(
+    model: str,
+    *,
+    revision: str | None = None,
+    cache_dir: str | None = None,
+    on_progress: OnProgress | None = None,
+) -> Path:
     """The local folder of `model`: itself, or where its download is. Blocks, with progress.
+
+    `on_progress` is called with the share of the bytes that have come, from other threads.
 
     `model` may also be a GGUF file, one part of several, a folder of one, or the id of a repository
     of them, as `owner/name-GGUF` or `owner/name-GGUF:Q4_K_M`, or what lies in the cache of another
@@ -50,11 +61,11 @@ def resolve_model(model: str, *, revision: str | None = None, cache_dir: str | N
         kind = "file" if path.suffix.lower() == SUFFIX else "folder"
         raise DownloadError(f"there is no {kind} {model}")
     if colon:
-        return _download_gguf(name, wanted, revision, cache_dir)
-    folder = _download(name, list(PATTERNS), list(IGNORED), revision, cache_dir)
+        return _download_gguf(name, wanted, revision, cache_dir, on_progress)
+    folder = _download(name, list(PATTERNS), list(IGNORED), revision, cache_dir, on_progress)
     if any(folder.glob("*.safetensors")):
         return folder
-    return _download_gguf(name, None, revision, cache_dir)
+    return _download_gguf(name, None, revision, cache_dir, on_progress)
 
 
 def model_name(model: str) -> str:
@@ -89,7 +100,11 @@ def _local_folder(folder: Path) -> Path:
 
 
 def _download_gguf(
-    model: str, wanted: str | None, revision: str | None, cache_dir: str | None
+    model: str,
+    wanted: str | None,
+    revision: str | None,
+    cache_dir: str | None,
+    on_progress: OnProgress | None,
 ) -> Path:
     """Only the files of the model that is meant. The folder is the one that stands for them."""
     try:
@@ -98,7 +113,8 @@ def _download_gguf(
         what = "has no safetensors weights, and it " if wanted is None else ""
         raise DownloadError(f"{model} {what}{error}") from None
     patterns = [glob.escape(name) for name in names]
-    return derive_folder(_download(model, patterns, None, revision, cache_dir) / names[0])
+    folder = _download(model, patterns, None, revision, cache_dir, on_progress)
+    return derive_folder(folder / names[0])
 
 
 def _gguf_names(model: str, revision: str | None, cache_dir: str | None) -> list[str]:
@@ -130,6 +146,7 @@ def _download(
     ignored: list[str] | None,
     revision: str | None,
     cache_dir: str | None,
+    on_progress: OnProgress | None,
 ) -> Path:
     import huggingface_hub  # slow to import, and rarely needed
 
@@ -140,8 +157,32 @@ def _download(
             cache_dir=cache_dir,
             allow_patterns=patterns,
             ignore_patterns=ignored,
+            tqdm_class=None if on_progress is None else _bars(on_progress),
         )
     return Path(path)
+
+
+def _bars(on_progress: OnProgress) -> Any:
+    """Progress bars of huggingface_hub's kind, one of which counts the bytes of all files."""
+    from huggingface_hub.utils import tqdm
+
+    # huggingface_hub has no types for it.
+    class Bar(tqdm):  # type: ignore[misc]
+        """Counts for itself: a bar that is not shown, because nobody has a terminal, does not."""
+
+        def __init__(self, *args: Any, **options: Any) -> None:
+            self._is_of_bytes = options.get("unit") == "B"
+            self._count = 0.0
+            super().__init__(*args, **options)
+
+        def update(self, n: float | None = 1) -> bool | None:
+            self._count += n or 0
+            if self._is_of_bytes and self.total:
+                on_progress(min(self._count / self.total, 1.0))
+            shown: bool | None = super().update(n)
+            return shown
+
+    return Bar
 
 
 @contextmanager

@@ -20,11 +20,16 @@ class EngineKind(Protocol):
     """What the supervisor and the workers need of a kind."""
 
     def manage(
-        self, settings: "Settings", model: "ModelSource", wake: Callable[[], None]
+        self,
+        settings: "Settings",
+        model: "ModelSource",
+        wake: Callable[[], None],
+        on_progress: Callable[[float], None] | None = None,
     ) -> ManagedEngine:
         """Prepare an engine for the supervisor, whose `watch` is due whenever `wake` was called.
 
-        In any thread, and it may take long: files are fetched. Raises `EngineSetupError`.
+        In any thread, and it may take long: files are fetched, of which `on_progress` hears the
+        share that has come, perhaps in further threads. Raises `EngineSetupError`.
         """
 
     def name_of(self, model: "ModelSource") -> str:

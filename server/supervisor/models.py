@@ -44,6 +44,7 @@ class KeptModel:
     logged_at: float = 0.0
     thread: threading.Thread | None = None
     outcome: ManagedEngine | str | None = None  # of a preparation; a text says why it failed
+    fetched: float | None = None  # the share of its files that has come
     has_ended: bool = False  # its process, at the end of an unloading
 
     @property
@@ -174,6 +175,8 @@ class ModelKeepers:
                     self._watch_loading(model)
                 case ModelState.LOADING if model.engine is not None:
                     self._start_if_it_fits(model)
+                case ModelState.LOADING:
+                    self._show_fetched(model)
                 case ModelState.LOADED if not self._watch_loaded(model):
                     return False
                 case ModelState.UNLOADING if model.goes_at is not None:
@@ -212,7 +215,7 @@ class ModelKeepers:
         """In a thread: find its files, or fetch them."""
         try:
             outcome: ManagedEngine | str = self._kind.manage(
-                self._settings, model.source, self._wake
+                self._settings, model.source, self._wake, partial(self._note_fetched, model)
             )
         except EngineSetupError as error:
             outcome = str(error)
@@ -222,8 +225,23 @@ class ModelKeepers:
         model.outcome = outcome
         self._wake()
 
+    def _note_fetched(self, model: KeptModel, share: float) -> None:
+        """In any thread."""
+        if share - (model.fetched or 0.0) >= PROGRESS_STEP:
+            model.fetched = share
+            self._wake()
+
+    def _show_fetched(self, model: KeptModel) -> None:
+        if model.fetched is None or model.fetched == model.status.progress:
+            return
+        self._change(model, progress=model.fetched)
+        if self._now() - model.logged_at >= LOG_PROGRESS_SECONDS:
+            model.logged_at = self._now()
+            percent = round(100 * model.fetched)
+            logger.info("model is downloaded", model=model.status.name, percent=percent)
+
     def _take_outcome(self, model: KeptModel) -> None:
-        outcome, model.outcome, model.thread = model.outcome, None, None
+        outcome, model.outcome, model.thread, model.fetched = model.outcome, None, None, None
         if isinstance(outcome, str):
             self._fail(model, outcome)
         elif outcome is not None:

@@ -17,11 +17,16 @@ if TYPE_CHECKING:
 __all__ = ["connect", "free_bytes", "is_here", "manage", "name_of", "served_model"]
 
 
-def manage(settings: "Settings", model: "ModelSource", wake: Callable[[], None]) -> "CoreKeeper":
+def manage(
+    settings: "Settings",
+    model: "ModelSource",
+    wake: Callable[[], None],
+    on_progress: Callable[[float], None] | None = None,
+) -> "CoreKeeper":
     """Get the model ready for a core, which `start` then starts. Raises `EngineSetupError`."""
     from server.engines.native import preparation  # which workers need not import
 
-    return preparation.manage(settings, model, wake)
+    return preparation.manage(settings, model, wake, on_progress)
 
 
 def name_of(model: "ModelSource") -> str:

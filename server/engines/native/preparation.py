@@ -20,13 +20,18 @@ from server.engines.native.core_keeper import CoreKeeper
 from server.engines.native.forecast import read_facts
 
 
-def manage(settings: Settings, model: ModelSource, wake: Callable[[], None]) -> CoreKeeper:
+def manage(
+    settings: Settings,
+    model: ModelSource,
+    wake: Callable[[], None],
+    on_progress: Callable[[float], None] | None = None,
+) -> CoreKeeper:
     """Get the model ready for a core, which `start` then starts. Raises `EngineSetupError`.
 
-    May be called in any thread: a model of the hub is downloaded first.
+    May be called in any thread: a model of the hub is downloaded first, with `on_progress`.
     """
     try:
-        folder = demo_model() if model.is_demo else resolve_model(model.source)
+        folder = _folder_of(model, on_progress)
         try_chat_template(folder)  # one that would hold up or break every answer
         facts = read_facts(settings, folder)
     # The template's own error, or of a renderer that was killed.
@@ -43,6 +48,10 @@ def manage(settings: Settings, model: ModelSource, wake: Callable[[], None]) -> 
         wake=wake,
         standby_core=settings.standby_core and is_default,
     )
+
+
+def _folder_of(model: ModelSource, on_progress: Callable[[float], None] | None) -> Path:
+    return demo_model() if model.is_demo else resolve_model(model.source, on_progress=on_progress)
 
 
 def core_config(settings: Settings, model: ModelSource, folder: Path, address: str) -> EngineConfig:

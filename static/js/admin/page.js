@@ -29,6 +29,9 @@ export class AdminPage {
   loaded = signal(false);
   stats = signal(null);
   workers = signal(Workers.NONE);
+  /** Those of the host that answered. */
+  models = signal([]);
+  #hasModels = true; // as long as it is not known that there is only one
   /** When all of this was so, by this browser's clock; null before the first answer. */
   asOf = signal(null);
   /** Why the last request failed; null when it did not. */
@@ -96,6 +99,8 @@ export class AdminPage {
     this.sessions.value = [];
     this.stats.value = null;
     this.workers.value = Workers.NONE;
+    this.models.value = [];
+    this.#hasModels = true;
     this.asOf.value = this.lost.value = null;
     this.loaded.value = false;
   }
@@ -144,6 +149,7 @@ export class AdminPage {
       // hangs.
       const stats = await api.get("/stats");
       const page = await api.get("/sessions", query);
+      if (this.#hasModels) await this.#fetchModels(api);
       if (api !== this.api.value) return; // signed out meanwhile
       this.now.value = Date.now();
       this.asOf.value = this.now.value;
@@ -186,6 +192,12 @@ export class AdminPage {
     this.open.value = { ...open, watch: new Watch(this.api.value, open.id) };
   }
 
+  async #fetchModels(api) {
+    const { models } = await api.get("/models");
+    this.#hasModels = models.length > 1; // the list is that of the server's start
+    this.models.value = models;
+  }
+
   async #fetchDetails(api) {
     const id = this.open.value?.id;
     if (!id) return;
@@ -213,6 +225,12 @@ export class AdminPage {
 
   async unlock(id) {
     await this.#act(`/sessions/${encodeURIComponent(id)}/unlock`, {}, "Unlocked.");
+  }
+
+  /** @param {string} name @param {"load" | "unload"} deed */
+  async moveModel(name, deed) {
+    const done = deed === "load" ? `${name} is being loaded.` : `${name} goes when no answer uses it.`;
+    await this.#act(`/models/${deed}`, { name }, done);
   }
 
   async #act(path, body, done) {

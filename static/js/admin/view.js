@@ -7,6 +7,7 @@ import { html } from "../widgets/html.js";
 import { Mark, Stop } from "../widgets/icons.js";
 import { ThemeSwitch } from "../widgets/theme.js";
 import { Drawer } from "./drawer.js";
+import { Models } from "./models.js";
 import { State, titleOf } from "./parts.js";
 import { clock, duration, momentAndAge, shortReplica } from "./words.js";
 
@@ -18,6 +19,7 @@ export function AdminApp({ page }) {
     <main class="admin-main">
       <${Troubles} page=${page} />
       <${Figures} page=${page} />
+      <${Models} page=${page} />
       <${Filters} page=${page} />
       <${List} page=${page} />
       <${Pager} page=${page} />

@@ -10,6 +10,7 @@ from playwright.async_api import Browser, expect
 from tests.end_to_end.browser.test_browser import answers, ask, signed_in
 from tests.end_to_end.browser.test_browser import browser as browser  # the fixture
 from tests.end_to_end.browser.test_browser import pytestmark as pytestmark
+from tests.end_to_end.clients.http_client import admin_token
 from tests.end_to_end.site.harness import TESTING, Server
 from tests.helpers.tiny_model import build_oracle_model, oracle_word
 
@@ -47,6 +48,19 @@ async def test_a_model_is_chosen_by_keyboard_and_the_chat_keeps_it(
         await expect(answers(page).last).to_contain_text("tokens")
         await page.reload()
         await expect(picker).to_have_accessible_name("Model: other. Choose another")
+
+
+async def test_an_admin_sees_the_models_and_loads_one(browser: Browser, several: Server) -> None:
+    async with signed_in(browser, several) as context:
+        page = await context.new_page()
+        await page.goto(f"{several.url}/admin")
+        await page.get_by_label("Admin token").fill(admin_token(several))
+        await page.keyboard.press("Enter")
+        other = page.get_by_role("listitem").filter(has_text="other")
+        await expect(other).to_contain_text("Not loaded")
+        await page.get_by_role("button", name="Load other", exact=True).click()
+        await expect(other).to_contain_text("GB of memory")
+        await expect(page.get_by_role("button", name="Unload other", exact=True)).to_be_visible()
 
 
 async def test_where_there_is_one_model_its_name_is_shown_alone(

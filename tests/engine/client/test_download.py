@@ -92,12 +92,12 @@ def _hub(**repositories: dict[str, bytes]) -> Iterator[str]:
         server.server_close()
 
 
-def _resolve(model: str, endpoint: str, home: Path) -> str:
+def _resolve(model: str, endpoint: str, home: Path, options: str = "") -> str:
     """In a fresh process: huggingface_hub reads its settings when it is imported."""
     program = (
         "import sys\nfrom engine.client.download import resolve_model\n"
         "from engine.errors import DownloadError, UnsupportedModelError\n"
-        "try: print(resolve_model(sys.argv[1]))\n"
+        f"try: print(resolve_model(sys.argv[1], {options}))\n"
         "except (DownloadError, UnsupportedModelError) as error: print(f'error: {error}')"
     )
     env = {k: v for k, v in os.environ.items() if not k.startswith("HF_")}
@@ -130,6 +130,15 @@ def test_folder_without_a_model_is_refused(tmp_path: Path) -> None:
 def test_what_can_be_no_hub_id_is_a_missing_folder(name: str) -> None:
     with pytest.raises(DownloadError, match="there is no folder"):
         resolve_model(name)
+
+
+def test_a_download_says_how_far_it_is(tmp_path: Path) -> None:
+    """Without a terminal, too."""
+    with _hub() as endpoint:
+        tell = "on_progress=lambda share: print(f'{share:.2f};', end='')"  # by several threads
+        said = _resolve("org/tiny", endpoint, tmp_path, options=tell)
+    shares = [float(share) for share in re.findall(r"(\d\.\d\d);", said)]
+    assert shares[-1] == 1.0 and all(0 <= share <= 1 for share in shares)
 
 
 def test_hub_id_is_downloaded_without_code_and_pickles(tmp_path: Path) -> None:

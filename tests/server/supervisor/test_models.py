@@ -1,5 +1,7 @@
 """`ModelKeepers`, stepped by hand: which models are loaded, which go for others, which fail."""
 
+import threading
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -62,9 +64,19 @@ class Kind:
         self.needs, self.memory = needs, memory
         self.engines: dict[str, Engine] = {}
         self.broken: dict[str, str] = {}
+        self.downloads: dict[str, threading.Event] = {}  # of those whose files come when it is set
 
-    def manage(self, settings: Settings, model: ModelSource, wake: Callable[[], None]) -> Engine:
+    def manage(
+        self,
+        settings: Settings,
+        model: ModelSource,
+        wake: Callable[[], None],
+        on_progress: Callable[[float], None] | None = None,
+    ) -> Engine:
         name = self.name_of(model)
+        if name in self.downloads and on_progress is not None:
+            on_progress(0.5)
+            self.downloads[name].wait(PATIENCE)
         if name in self.broken:
             raise EngineSetupError(self.broken[name])
         engine = self.engines[name] = Engine(name, self.needs[name])
@@ -150,6 +162,23 @@ def test_a_loading_tells_how_far_it_is() -> None:
     machine.kind.engines["b"].taken_bytes = 2 * GB  # more than was foreseen is not more than all
     machine.keepers.watch()
     assert machine.status("b").progress == 0.99
+
+
+def test_a_download_tells_how_far_it_is_and_others_are_loaded_meanwhile() -> None:
+    machine = Machine({"a": GB, "b": GB, "c": GB}, 8 * GB)
+    arrived = machine.kind.downloads["b"] = threading.Event()
+    machine.keepers.load("b")
+    deadline = time.monotonic() + PATIENCE
+    while machine.status("b").progress is None and time.monotonic() < deadline:
+        machine.keepers.watch()  # a thread has begun to fetch it
+    assert (machine.status("b").stage, machine.status("b").progress) == ("preparing", 0.5)
+    machine.keepers.load("c")
+    while "c" not in machine.kind.engines and time.monotonic() < deadline:
+        machine.keepers.watch()
+    arrived.set()
+    machine.come_up("c")
+    machine.come_up("b")
+    assert [machine.state(name) for name in "bc"] == ["loaded", "loaded"]
 
 
 def test_a_model_goes_when_nobody_has_used_it_for_a_while_and_the_default_one_stays() -> None:
