@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 from tests.end_to_end.clients.http_client import Http, admin_token
+from tests.end_to_end.site.deaths import everything_is_killed
 from tests.end_to_end.site.harness import TESTING, Client, Server
 from tests.end_to_end.site.wiring import at_both, pid_of, replica_of
 from tests.helpers.patience import PATIENCE
@@ -218,3 +219,22 @@ async def test_a_stop_while_the_model_is_loaded_ends_the_answer_at_once(several:
         assert (await states(several))["other"] == "loading"
         again = await ask(client, "other", 9, GREEDY)
         assert (await client.done(again)).final == oracle_answer(9, 20)
+
+
+async def test_an_answer_outlives_its_server_and_waits_for_the_files_of_its_model(
+    several: Server,
+) -> None:
+    async with Client(several) as client, asyncio.timeout(PATIENCE):
+        session = await client.new_session()
+        settings = {**LONG, "model": "other"}
+        response = await client.ask(session, oracle_word(9), settings=settings)
+        await client.deltas(response, 3)
+        several.history.fault("kill -9 of all")
+        await everything_is_killed(several)
+        await client.closed()
+    assert several.process is not None
+    await asyncio.to_thread(several.process.wait)
+    await asyncio.to_thread(several.start)
+    async with Client(several) as client, asyncio.timeout(PATIENCE):
+        await client.send("session.subscribe", session_id=session)
+        assert (await client.done(response)).final == oracle_answer(9, 150)
