@@ -71,6 +71,7 @@ class OnDemandEngine:
         self._on_use = on_use
         self._on_core_state = on_core_state
         self._joined: EngineClient | None = None
+        self._joined_by: Mapping[str, Any] | None = None  # these options
         self._joining: asyncio.Task[None] | None = None
         self._known: EngineModel | None = None
         self._problem: str | None = None  # why this worker cannot join
@@ -93,8 +94,11 @@ class OnDemandEngine:
             self._failed_at = asyncio.get_running_loop().time()
         self.status = status
         self._was_loaded |= status.state is ModelState.LOADED
+        if self._joined is not None and status.options not in (None, self._joined_by):
+            self._part()  # its process listens elsewhere now
         if status.state in HERE:
-            if status.options is not None and not self._is_closed:
+            has_process = status.state is ModelState.LOADED or status.stage == "loading"
+            if has_process and status.options is not None and not self._is_closed:
                 self._join(status.options)
         elif status.state is ModelState.FAILED or not self._num_uses:
             self._part()
@@ -123,10 +127,13 @@ class OnDemandEngine:
             return
         finally:
             self._joining = None
-        if self._is_closed or (self.status.state not in HERE and not self._num_uses):
+        is_wanted = self.status.state in HERE or self._num_uses > 0
+        if self._is_closed or not is_wanted or options != self.status.options:
             joined.shutdown()
+            if not self._is_closed:
+                self.take(self.status)  # which may name another one by now
             return
-        self._joined = joined
+        self._joined, self._joined_by = joined, options
         with contextlib.suppress(EngineDeadError):
             await joined.wait_ready()  # which begins to look for it
         self._announce()

@@ -44,6 +44,7 @@ class KeptModel:
     logged_at: float = 0.0
     thread: threading.Thread | None = None
     outcome: ManagedEngine | str | None = None  # of a preparation; a text says why it failed
+    lock: threading.Lock = field(default_factory=threading.Lock)  # held by a preparation
     fetched: float | None = None  # the share of its files that has come
     has_ended: bool = False  # its process, at the end of an unloading
 
@@ -91,6 +92,11 @@ class ModelKeepers:
         """Prepared before everything else."""
         assert self._default.engine is not None
         return self._default.engine
+
+    @property
+    def is_preparing(self) -> bool:
+        """Whether files of a model are found or fetched."""
+        return any(model.lock.locked() for model in self._models.values())
 
     @property
     def due(self) -> float | None:
@@ -213,17 +219,21 @@ class ModelKeepers:
 
     def _prepare(self, model: KeptModel) -> None:
         """In a thread: find its files, or fetch them."""
+        with model.lock:
+            if model.engine is None and model.outcome is None:  # else somebody has just looked
+                model.outcome = self._prepared(model)
+        self._wake()
+
+    def _prepared(self, model: KeptModel) -> ManagedEngine | str:
         try:
-            outcome: ManagedEngine | str = self._kind.manage(
+            return self._kind.manage(
                 self._settings, model.source, self._wake, partial(self._note_fetched, model)
             )
         except EngineSetupError as error:
-            outcome = str(error)
+            return str(error)
         except Exception as error:
             logger.exception("model cannot be prepared", model=model.status.name)
-            outcome = f"it cannot be prepared: {type(error).__name__}"
-        model.outcome = outcome
-        self._wake()
+            return f"it cannot be prepared: {type(error).__name__}"
 
     def _note_fetched(self, model: KeptModel, share: float) -> None:
         """In any thread."""
@@ -245,9 +255,6 @@ class ModelKeepers:
         if isinstance(outcome, str):
             self._fail(model, outcome)
         elif outcome is not None:
-            if model.engine is not None:  # it was looked at twice, at the same time
-                outcome.clean_up()
-                return
             self._know(model, outcome)
 
     def _know(self, model: KeptModel, engine: ManagedEngine) -> None:
@@ -345,7 +352,7 @@ class ModelKeepers:
         engine, model.engine = model.engine, None
         if engine is not None:
             engine.stop()
-        self._set(model, state=ModelState.FAILED, problem=discreet(problem), options=None)
+        self._set(model, state=ModelState.FAILED, problem=discreet(problem))
 
     # ---- loaded ---------------------------------------------------------------------------------
 

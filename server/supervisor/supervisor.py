@@ -11,6 +11,7 @@ import os
 import select
 import signal
 import socket
+import sys
 import threading
 import time
 import urllib.request
@@ -64,6 +65,13 @@ class Supervisor:
         self._wake_read, self._wake_write = os.pipe()
 
     def run(self) -> int:
+        status = self._run()
+        if self._models is not None and self._models.is_preparing:
+            sys.stderr.flush()
+            os._exit(status)  # Python's end would wait for the threads of a download
+        return status
+
+    def _run(self) -> int:
         try:
             with self._catch_signals():
                 self._start()
@@ -190,6 +198,9 @@ class Supervisor:
         while engine.is_starting:
             self._sleep()
             self._raise_if_interrupted()
+            assert self._models is not None
+            self._hear_workers(self._models, workers)  # answers of before may need other models
+            self._models.watch()
             workers.look()  # one that cannot serve this model says so long before the engine
         if engine.start_error is not None:
             what = "" if engine.is_refusal else "the engine did not start: "

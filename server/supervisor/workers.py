@@ -44,7 +44,9 @@ class WorkerProcess:
     is_ready: bool = False  # as far as `look` knows
     is_silent: bool = False  # it says nothing any more
     problem: str | None = None  # why it cannot serve, as far as `look` knows
+    owes_models: bool = False  # it has not been told how they are now
     _said: bytes = b""  # and not read yet
+    _unsent: bytes = b""  # it reads too slowly
 
     @property
     def stdout(self) -> IO[bytes]:
@@ -88,14 +90,30 @@ class WorkerProcess:
             found = None
         return found if isinstance(found, dict) else {}
 
-    def tell(self, command: dict[str, Any]) -> None:
+    def tell(self, command: Any) -> None:
+        """Without waiting: what finds no room is sent by `flush`."""
+        self._unsent += json.dumps(command).encode() + b"\n"
+        self.flush()
+
+    def tell_models(self, command: Any) -> None:
+        """The same of how the models are. One that reads too slowly hears the last word alone."""
+        self.owes_models = not self.flush()
+        if not self.owes_models:
+            self.tell(command)
+
+    def flush(self) -> bool:
+        """Send what has found no room. Whether all is sent."""
+        stdin = self.process.stdin
+        assert stdin is not None
         try:
-            stdin = self.process.stdin
-            assert stdin is not None
-            stdin.write(json.dumps(command).encode() + b"\n")
-            stdin.flush()
+            os.set_blocking(stdin.fileno(), False)
+            while self._unsent:
+                self._unsent = self._unsent[os.write(stdin.fileno(), self._unsent) :]
+        except BlockingIOError:
+            return False
         except (BrokenPipeError, ValueError):
-            pass  # it is dying, and will be noticed
+            self._unsent = b""  # it is dying, and will be noticed
+        return True
 
 
 class WorkerKeeper:
@@ -178,9 +196,11 @@ class WorkerKeeper:
     def tell_models(self, statuses: Sequence[ModelStatus]) -> None:
         """Tell all of them, and those that come, how the models are now."""
         self.config = msgspec.structs.replace(self.config, models=tuple(statuses))
-        command = {"type": "models", "models": msgspec.to_builtins(statuses)}
         for worker in self._workers:
-            worker.tell(command)
+            worker.tell_models(self._models_command())
+
+    def _models_command(self) -> dict[str, Any]:
+        return {"type": "models", "models": msgspec.to_builtins(self.config.models)}
 
     def watch(self) -> None:
         """Notice who died, tell the others, and start what is due.
@@ -191,6 +211,9 @@ class WorkerKeeper:
             if (status := worker.process.poll()) is not None:
                 self._workers.remove(worker)
                 self._bury(worker, status)
+        for worker in self._workers:
+            if worker.flush() and worker.owes_models:
+                worker.tell_models(self._models_command())
         now = time.monotonic()
         for due in [at for at in self._starts if at <= now]:
             self._starts.remove(due)

@@ -100,10 +100,10 @@ async def test_a_worker_that_cannot_join_says_so_to_who_waits() -> None:
     model.problem = "tokenizer.json: is missing"
     waiting = asyncio.create_task(model.engine.wait_ready())
     await asyncio.sleep(0)
-    model.say(ModelState.LOADING, options=OPTIONS)
+    model.say(ModelState.LOADING, options=OPTIONS, stage="loading")
     with pytest.raises(ModelLoadError, match=r"tokenizer\.json: is missing"):
         await asyncio.wait_for(waiting, PATIENCE)
-    model.say(ModelState.LOADING, options=OPTIONS, progress=0.5)
+    model.say(ModelState.LOADING, options=OPTIONS, stage="loading", progress=0.5)
     assert model.num_joined == 1
 
 
@@ -154,3 +154,13 @@ async def test_a_core_that_is_away_is_waited_for_as_long_as_was_asked() -> None:
     model.inner.ready.clear()
     with pytest.raises(TimeoutError):
         await model.engine.wait_ready(0.01)
+
+
+async def test_a_process_that_listens_elsewhere_is_joined_anew() -> None:
+    model = Supervised(state=ModelState.LOADED, options=OPTIONS)
+    await model.engine.wait_ready(PATIENCE)
+    model.say(ModelState.LOADING, attempt=2, options=OPTIONS, stage="preparing")
+    assert model.num_joined == 1
+    model.say(ModelState.LOADED, attempt=2, options={"address": "elsewhere"})
+    await asyncio.wait_for(model.engine.wait_ready(), PATIENCE)
+    assert model.num_joined == 2

@@ -2,10 +2,12 @@
 
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from server.supervisor.workers import WorkerProcess
+from tests.helpers.patience import PATIENCE
 
 
 @contextmanager
@@ -31,3 +33,30 @@ def test_a_worker_that_serves_is_ready_and_has_no_problem() -> None:
         assert worker.look() is None
         assert worker.is_ready
         assert worker.look() is None
+
+
+def test_what_it_says_later_is_heard_in_order() -> None:
+    lines = '{"ready": true}\\n{"type": "uses", "models": ["a"]}\\nno line\\n{"type": "load"}'
+    with ended_worker(lines.replace("\\n", "\n")) as worker:
+        assert worker.look() is None
+        heard = list(worker.hear())
+        assert heard == [{"type": "uses", "models": ["a"]}, {}, {"type": "load"}]
+        assert worker.is_silent
+
+
+def test_a_worker_that_reads_nothing_holds_nobody_up_and_hears_the_last_word() -> None:
+    program = "import sys; sys.stdin.readline(); [print(line) for line in sys.stdin]"
+    with subprocess.Popen([sys.executable, "-c", program], stdin=-1, stdout=-1) as process:
+        worker = WorkerProcess("w", process)
+        worker.tell({"filling": "x" * 300_000})  # more than a pipe holds
+        for number in range(3):
+            worker.tell_models({"number": number})
+        assert worker.owes_models
+        deadline = time.monotonic() + PATIENCE
+        while not worker.flush() and time.monotonic() < deadline:
+            pass  # the process reads meanwhile
+        worker.tell_models({"number": 3})
+        assert not worker.owes_models
+        assert process.stdin is not None and process.stdout is not None
+        process.stdin.close()
+        assert process.stdout.read() == b'{"number": 3}\n\n'
