@@ -132,7 +132,7 @@ class AsyncLLM(EngineControl):
         *,
         model: str,
         served_model_name: str | None = None,
-        tokenizer: str | None = None,
+        tokenizer: str | Tokenizer | None = None,
         max_num_queued_reqs: int | None = None,
         max_num_queued_tokens: int | None = None,
         on_core_state: StateCallback | None = None,
@@ -143,6 +143,7 @@ class AsyncLLM(EngineControl):
         """Join a core that somebody else starts and watches; it may not be there yet.
 
         `model` is the local folder (for the tokenizer: `UnsupportedModelError` if it has none).
+        `tokenizer` is another folder for it, or one that has been read.
         Joining begins in the running event loop, or with the first call that has one.
         `on_core_state(state, reason)` is called on that loop whenever `core_state` changes.
 
@@ -152,7 +153,9 @@ class AsyncLLM(EngineControl):
         another token, or if there is none for 60 s. Without `resubmit` they raise
         `EngineDeadError`. `tracing` gets the spans of requests, and stays open after `shutdown`.
         """
-        own_tokenizer = Tokenizer(tokenizer or model)
+        if not isinstance(tokenizer, Tokenizer):
+            tokenizer = Tokenizer(tokenizer or model)
+        own_tokenizer = tokenizer
         own_tokenizer.chat_template.start()
         client = CoreClient(
             address,

@@ -1,12 +1,13 @@
 """How a worker joins the engines of the models that the supervisor names."""
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from server.config.models import ModelStatus
-from server.engines.client import CoreState, EngineClient, ServedModel
+from server.engines.client import CoreState, EngineClient, ServedModel, ValidationError
 from server.engines.kinds import KINDS
 from server.engines.models import Models
 from server.engines.on_demand import OnDemandEngine
@@ -38,7 +39,7 @@ def open_models(
             tracing=tracing,
         )
         return Models(statuses, [engine], default, tell=tell)
-    engines: list[EngineClient] = []
+    tokenizers: dict[str, Any] = {}
     models: Models | None = None
 
     def note_use() -> None:
@@ -49,8 +50,12 @@ def open_models(
         def connect(
             options: Mapping[str, Any], take_state: Callable[[CoreState, str], None]
         ) -> EngineClient:
-            kind = KINDS[status.kind]
-            return kind.connect(options, on_core_state=take_state, tracing=tracing)
+            return KINDS[status.kind].connect(
+                options,
+                on_core_state=take_state,
+                tracing=tracing,
+                tokenizer=tokenizers.get(status.name),
+            )
 
         return OnDemandEngine(
             status,
@@ -61,16 +66,23 @@ def open_models(
         )
 
     engines = [on_demand(status) for status in statuses]
-    models = Models(statuses, engines, default, tell=tell)
+    models = Models(statuses, engines, default, tell=tell, tokenizers=tokenizers)
     return models
 
 
 async def learn(models: Models, statuses: Sequence[ModelStatus]) -> None:
-    """Read what a worker must know of models whose files are known: a few files of each, whole."""
+    """Read what a worker must know of models whose files are known: a few files of each, whole.
 
-    def served(status: ModelStatus) -> ServedModel:
+    A large tokenizer halts all threads of a process for half a second while it is read. So that is
+    done once, when a model becomes known, and not whenever it is loaded and others stream.
+    """
+
+    def read(status: ModelStatus) -> tuple[ServedModel, Any]:
         assert status.options is not None
-        return KINDS[status.kind].served_model(status.options)
+        kind, tokenizer = KINDS[status.kind], None
+        with contextlib.suppress(ValidationError):  # who joins it hears of that
+            tokenizer = kind.read_tokenizer(status.options)
+        return kind.served_model(status.options), tokenizer
 
     for status in statuses:
-        models.add(await asyncio.to_thread(partial(served, status)))
+        models.add(*await asyncio.to_thread(partial(read, status)))

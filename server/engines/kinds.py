@@ -47,12 +47,17 @@ class EngineKind(Protocol):
         *,
         on_core_state: Callable[[CoreState, str], None],
         tracing: "Tracing | None" = None,
+        tokenizer: Any = None,
     ) -> EngineClient:
         """Join the engine from a worker. Raises `UnsupportedModelError`.
 
         `options` are the `connect_options` of the `ManagedEngine`: the kind alone reads them.
-        `tracing` gets a span of each request.
+        `tracing` gets a span of each request. `tokenizer` is of `read_tokenizer`, if that was
+        called.
         """
+
+    def read_tokenizer(self, options: Mapping[str, Any]) -> Any:
+        """What of joining would halt a worker for a while. Raises `UnsupportedModelError`."""
 
     def served_model(self, options: Mapping[str, Any]) -> ServedModel:
         """What a worker that joins with these options serves."""

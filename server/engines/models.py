@@ -22,7 +22,7 @@ class Models:
 
     `served` has those whose files are known, and what adapters make of them: it is shared with
     those who begin and take over answers. `tell` sends the supervisor a line; `on_change` hears
-    that a model has come into another state.
+    that a model has come into another state. `tokenizers` has those that were read, for who joins.
     """
 
     def __init__(
@@ -32,6 +32,7 @@ class Models:
         default: ServedModel,
         *,
         tell: Tell = lambda line: None,
+        tokenizers: dict[str, Any] | None = None,
     ) -> None:
         self.default = default
         self.served: dict[str, ServedModel] = {default.name: default}
@@ -39,6 +40,7 @@ class Models:
         self._statuses = {status.name: status for status in statuses}
         self._engines = dict(zip(self._statuses, engines, strict=True))
         self._tell = tell
+        self._tokenizers = {} if tokenizers is None else tokenizers
         self._used: list[str] = []
 
     @classmethod
@@ -140,9 +142,10 @@ class Models:
             self._used = used
             self._tell({"type": "uses", "models": used})
 
-    def add(self, model: ServedModel) -> None:
-        """Its files are known by now."""
+    def add(self, model: ServedModel, tokenizer: Any) -> None:
+        """Its files are known by now, and its tokenizer is read, unless it cannot be."""
         self.served[model.name] = model
+        self._tokenizers[model.name] = tokenizer
 
     def take(self, statuses: Sequence[ModelStatus]) -> list[ModelStatus]:
         """The supervisor's word of all; returns those whose files have become known by it."""

@@ -67,7 +67,8 @@ async def run(config: WorkerConfig, tether: Tether) -> int:
         )
     except UnsupportedModelError as error:
         return await _cannot_serve(error, store)
-    await learn(models, [status for status in config.models[1:] if status.options is not None])
+    if models.are_many:
+        await learn(models, [status for status in config.models if status.options is not None])
     worker = Worker(config, store, models, tracing)
     models.begin()
     settings = config.settings

@@ -7,14 +7,22 @@ The supervisor gets a `CoreKeeper` of each model by `manage`; each worker joins 
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from server.engines.native.connection import connect, served_model
+from server.engines.native.connection import connect, read_tokenizer, served_model
 
 if TYPE_CHECKING:
     from server.config.models import ModelSource
     from server.config.settings import Settings
     from server.engines.native.core_keeper import CoreKeeper
 
-__all__ = ["connect", "free_bytes", "is_here", "manage", "name_of", "served_model"]
+__all__ = [
+    "connect",
+    "free_bytes",
+    "is_here",
+    "manage",
+    "name_of",
+    "read_tokenizer",
+    "served_model",
+]
 
 
 def manage(

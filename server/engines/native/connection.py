@@ -12,6 +12,7 @@ from server.engines.native.fingerprint import model_fingerprint
 
 if TYPE_CHECKING:
     from engine import CoreState
+    from engine.client.text.tokenizer import Tokenizer
     from server.engines.tracing import Tracing
 
 SAMPLING_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
@@ -31,8 +32,12 @@ def connect(
     *,
     on_core_state: "Callable[[CoreState, str], None]",
     tracing: "Tracing | None" = None,
+    tokenizer: "Tokenizer | None" = None,
 ) -> EngineClient:
-    """Join the core, which may not be there yet. Raises `UnsupportedModelError`."""
+    """Join the core, which may not be there yet. Raises `UnsupportedModelError`.
+
+    `tokenizer` is what `read_tokenizer` has read before.
+    """
     from engine import AsyncLLM  # workers need it; the supervisor imports this module, too
 
     given = msgspec.convert(options, ConnectOptions)
@@ -40,10 +45,21 @@ def connect(
         given.address,
         model=given.folder,
         served_model_name=given.name,
+        tokenizer=tokenizer,
         max_num_queued_reqs=given.max_num_queued_reqs,
         on_core_state=on_core_state,
         tracing=tracing,
     )
+
+
+def read_tokenizer(options: Mapping[str, Any]) -> "Tokenizer":
+    """What of joining takes long, for models that are joined again and again.
+
+    Raises `UnsupportedModelError`.
+    """
+    from engine.client.text.tokenizer import Tokenizer
+
+    return Tokenizer(msgspec.convert(options, ConnectOptions).folder)
 
 
 def served_model(options: Mapping[str, Any]) -> ServedModel:
