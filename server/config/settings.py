@@ -72,7 +72,7 @@ class Settings(BaseSettings):
     model: Annotated[tuple[str, ...], NoDecode] = Field(
         (DEMO,),
         description="Folder, GGUF file, hub id or a name of `parley models`; `demo` is built in. "
-        "Given many times (here separated by commas), each as it is or as NAME=…, they are all "
+        "Given many times (here separated by commas), each as it is or as NAME=MODEL, they are all "
         "served: the first one by default, the others are loaded when they are asked for.",
     )
     model_idle_seconds: float = Field(
