@@ -39,6 +39,12 @@ class StoredTensor:
     dtype: str
     shape: tuple[int, ...]
     num_bytes: int
+    start: int  # in its file
+
+    @property
+    def files(self) -> frozenset[Path]:
+        """All that it is read from."""
+        return frozenset((self.file,))
 
 
 def read_headers(folder: Path) -> dict[str, StoredTensor]:
@@ -124,19 +130,18 @@ def _read_header(file: Path) -> dict[str, StoredTensor]:
     metadata = header.pop("__metadata__", {})
     if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
         raise UnsupportedModelError(f"{file}: __metadata__ must be an object of texts")
-    num_bytes = size - _LENGTH_BYTES - length
+    first = _LENGTH_BYTES + length
     places: list[tuple[int, int, str]] = []
     stored: dict[str, StoredTensor] = {}
     for name, entry in header.items():
-        stored[name], start = _read_entry(file, name, entry, num_bytes)
-        places.append((start, start + stored[name].num_bytes, name))
-    _check_places(file, sorted(places), num_bytes)
+        tensor = stored[name] = _read_entry(file, name, entry, first, size)
+        places.append((tensor.start, tensor.start + tensor.num_bytes, name))
+    _check_places(file, sorted(places), first, size)
     return stored
 
 
-def _read_entry(
-    file: Path, name: str, entry: Any, num_bytes: int
-) -> tuple[StoredTensor, int]:  # and where it begins
+def _read_entry(file: Path, name: str, entry: Any, first: int, size: int) -> StoredTensor:
+    """`first` is the byte at which the tensors begin, `size` that of the file."""
     entry = entry if isinstance(entry, dict) else {}
     dtype, shape, offsets = (entry.get(key) for key in ("dtype", "shape", "data_offsets"))
     if not isinstance(dtype, str) or dtype not in _BITS:
@@ -146,13 +151,13 @@ def _read_entry(
     if not _are_counts(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
         raise UnsupportedModelError(f"{file}: {name} has the data_offsets {offsets!r}")
     start, end = offsets
-    if end > num_bytes:
-        problem = f"is cut: {name} ends at byte {end} of {num_bytes}"
+    if first + end > size:
+        problem = f"is cut: {name} ends at byte {end} of {size - first}"
         raise UnsupportedModelError(f"{file}: {problem}")
     if math.prod(shape) * _BITS[dtype] != 8 * (end - start):
         problem = f"{name} has the shape {shape} of {dtype}, but {end - start} bytes"
         raise UnsupportedModelError(f"{file}: {problem}")
-    return StoredTensor(file, dtype, tuple(shape), end - start), start
+    return StoredTensor(file, dtype, tuple(shape), end - start, first + start)
 
 
 def _are_counts(values: Any) -> bool:
@@ -161,14 +166,14 @@ def _are_counts(values: Any) -> bool:
     )
 
 
-def _check_places(file: Path, places: list[tuple[int, int, str]], num_bytes: int) -> None:
+def _check_places(file: Path, places: list[tuple[int, int, str]], first: int, size: int) -> None:
     """Check that they follow each other without a gap, as the library requires."""
-    reached = 0
+    reached = first
     for start, end, name in places:
         if start != reached:
             problem = "overlaps another tensor" if start < reached else "has a gap before it"
-            raise UnsupportedModelError(f"{file}: {name} {problem}, at byte {start}")
+            raise UnsupportedModelError(f"{file}: {name} {problem}, at byte {start - first}")
         reached = end
-    if reached != num_bytes:
-        problem = f"holds {num_bytes} bytes of weights, its header describes {reached}"
+    if reached != size:
+        problem = f"holds {size - first} bytes of weights, its header describes {reached - first}"
         raise UnsupportedModelError(f"{file}: {problem}")

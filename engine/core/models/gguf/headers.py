@@ -18,7 +18,6 @@ class GgufTensor(StoredTensor):
 
     name: str  # in a checkpoint
     type: BlockType
-    start: int  # in its file
     num_interleaved_heads: int  # whose rows are in another order than in a checkpoint; 0: none are
 
     @property
@@ -48,9 +47,9 @@ def read_gguf_headers(link: GgufLink, config: Mapping[str, Any]) -> dict[str, Gg
             dtype=info.type.name,
             shape=info.shape,
             num_bytes=info.num_bytes,
+            start=info.start,
             name=own,
             type=info.type,
-            start=info.start,
             num_interleaved_heads=num_interleaved_heads(name, config),
         )
     return found
