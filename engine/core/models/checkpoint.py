@@ -1,7 +1,8 @@
 """What can be checked of a model folder before torch is imported, so that faults show at once.
 
 `model_files.py` reads the files, `model_config.py` checks the fields, `weight_headers.py` the
-headers of the weights, `gguf/headers.py` those of a GGUF file that a folder stands for.
+headers of the weights, `gguf/headers.py` those of a GGUF file that a folder stands for, and
+`quantized/methods.py` puts weights together that lie there as codes and scales.
 `tokenizer_folder.py` checks what the worker reads.
 """
 
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.core.models.gguf.headers import GgufTensor, read_gguf_headers
+from engine.core.models.quantized.methods import FIELD, Quantization, find_quantized
 from engine.core.models.weight_headers import INDEX, StoredTensor, num_stored_layers, read_headers
 from engine.errors import UnsupportedModelError
 from engine.folder.gguf.link import read_link
@@ -30,8 +32,9 @@ class Checkpoint:
     """What the files of a folder say, checked."""
 
     folder: Path
-    config: Mapping[str, Any]  # config.json
+    config: Mapping[str, Any]  # config.json, without what it says of quantization
     tensors: Mapping[str, StoredTensor]  # by name; none if the weights are not needed
+    quantization: Quantization | None = None  # of whose weights each is one of `tensors`
 
     @property
     def config_file(self) -> Path:
@@ -44,13 +47,23 @@ class Checkpoint:
     @property
     def weights_file(self) -> Path:
         """The file of the weights, or the index of several; of the parts of a GGUF the first."""
-        files = {tensor.file for tensor in self.tensors.values()}
+        files = self.weight_files
         return min(files) if len(files) == 1 or self.is_gguf else self.folder / INDEX
+
+    @property
+    def weight_files(self) -> frozenset[Path]:
+        """All of them."""
+        return frozenset().union(*(tensor.files for tensor in self.tensors.values()))
 
     @property
     def is_gguf(self) -> bool:
         """Whether the weights are blocks of GGUF files."""
         return any(isinstance(tensor, GgufTensor) for tensor in self.tensors.values())
+
+    @property
+    def is_of_codes(self) -> bool:
+        """Whether weights may be codes of few bits, which kernels round to as they multiply."""
+        return self.is_gguf or self.quantization is not None
 
 
 def check_folder(folder: Path, *, needs_weights: bool = True) -> Checkpoint:
@@ -64,9 +77,12 @@ def check_folder(folder: Path, *, needs_weights: bool = True) -> Checkpoint:
     check_config(file, config)
     link = read_link(folder)
     tensors: Mapping[str, StoredTensor] = {}
+    quantization = None
     if needs_weights:
         tensors = read_headers(folder) if link is None else read_gguf_headers(link, config)
-    found = Checkpoint(folder, config, tensors)
+        if link is None and (quantization := find_quantized(folder, config, tensors)):
+            tensors = quantization.tensors
+    found = Checkpoint(folder, _of_floats(config), tensors, quantization)
     _check_layers(found)
     _check_token_ids(found)
     return found
@@ -74,8 +90,11 @@ def check_folder(folder: Path, *, needs_weights: bool = True) -> Checkpoint:
 
 def file_stamps(checkpoint: Checkpoint) -> dict[Path, tuple[int, int]]:
     """The size and the time of the last change (ns) of each file that a model is made of."""
-    files = {tensor.file for tensor in checkpoint.tensors.values()}
-    files |= {checkpoint.config_file, checkpoint.generation_file, checkpoint.folder / INDEX}
+    files = checkpoint.weight_files | {
+        checkpoint.config_file,
+        checkpoint.generation_file,
+        checkpoint.folder / INDEX,
+    }
     stamps = {}
     for file in files:
         with contextlib.suppress(FileNotFoundError):
@@ -91,6 +110,15 @@ def check_unchanged(checkpoint: Checkpoint, stamps: Mapping[Path, tuple[int, int
         if found.get(file) != stamps.get(file):
             deed = "has changed" if file in found else "is gone"
             raise UnsupportedModelError(f"{file}: {deed} since the engine core was started")
+
+
+def _of_floats(config: Mapping[str, Any]) -> dict[str, Any]:
+    """config.json as if nobody had quantized the weights."""
+    return {
+        name: _of_floats(value) if name == "text_config" and isinstance(value, dict) else value
+        for name, value in config.items()
+        if name != FIELD
+    }
 
 
 def _check_token_ids(checkpoint: Checkpoint) -> None:

@@ -9,9 +9,8 @@ from typing import Any
 
 import torch
 import transformers
-from torch import Tensor, nn
+from torch import nn
 from transformers import AutoConfig, GenerationConfig
-from transformers.quantizers.auto import AutoHfQuantizer
 
 from engine.config import EngineConfig
 from engine.core.attention import paged as attention
@@ -20,7 +19,8 @@ from engine.core.models import experts, linear, text_half, trial
 from engine.core.models.checkpoint import Checkpoint
 from engine.core.models.implied_shapes import check_names, check_size, mismatch
 from engine.core.models.lora.module_adapters import ModuleAdapters
-from engine.core.models.stored_weights import read_weights
+from engine.core.models.quantized.methods import FIELD
+from engine.core.models.stored_weights import LazyWeight, lazy_weights
 from engine.core.ops.library import Ops
 from engine.errors import UnsupportedModelError
 from engine.folder.model_files import describe, reading
@@ -30,6 +30,8 @@ ATTENTION_TYPES = {"full_attention", "sliding_attention"}
 
 def read_configs(checkpoint: Checkpoint) -> tuple[Any, Any]:
     """The whole config, and of it the part for text, which mostly is the same.
+
+    Neither says anything of quantization: transformers gets weights that are floats.
 
     Raises UnsupportedModelError for what paged attention cannot do, and whatever transformers does.
     """
@@ -41,6 +43,8 @@ def read_configs(checkpoint: Checkpoint) -> tuple[Any, Any]:
     for part in (whole, text_config):
         if part.dtype is None:  # it is said once, of all parts
             part.dtype = config.dtype
+        if hasattr(part, FIELD):
+            delattr(part, FIELD)
     check_names(checkpoint, text_config)
     _check_config(text_config)
     return whole, text_config
@@ -62,35 +66,17 @@ def _check_config(config: Any) -> None:
         raise UnsupportedModelError(f"{name} reads a text in both directions, so it continues none")
 
 
-def check_quantization(
-    config: EngineConfig, hf_config: Any, device: torch.device, ops: Ops
-) -> None:
-    """`hf_config` is the whole one: transformers reads no other's `quantization_config`."""
-    declared = getattr(hf_config, "quantization_config", None)
-    if declared and not _is_known_quantization(declared):
-        method = declared.get("quant_method") or declared.get("quant_algo")
-        raise UnsupportedModelError(
-            f"{config.model}: its weights are quantized by {method!r}, which transformers does not "
-            "read; take the checkpoint in bfloat16 or float16"
-        )
+def check_quantization(config: EngineConfig, device: torch.device, ops: Ops) -> None:
+    """Whether weights can be packed here in fewer bits. Raises UnsupportedModelError."""
     reason = None
     if device.type != "cpu":
         reason = "the model runs on a GPU"
     elif ops.name != "cpu":
         reason = "no C++ kernels"
-    elif declared:
-        reason = "its weights are quantized already"
     if config.quantization and reason:
         raise UnsupportedModelError(
             f"quantization {config.quantization!r} is not possible here: {reason}"
         )
-
-
-def _is_known_quantization(declared: Any) -> bool:
-    try:
-        return bool(AutoHfQuantizer.supports_quant_method(declared))
-    except (ValueError, AttributeError):  # it names no method, or is no object
-        return False
 
 
 def build(
@@ -120,18 +106,18 @@ def build(
                 model = kind.from_config(whole, dtype=dtype, attn_implementation=implementation)
             missing = []
         else:
-            check_size(checkpoint, whole, _without_memory(kind, whole, implementation))
+            like: Any = _without_memory(kind, whole, implementation)
+            check_size(checkpoint, whole, like)
             _check_generation_config(checkpoint)
             faulty = folder
             source: Path | None = folder
-            weights: dict[str, Tensor] | None = None
-            if checkpoint.is_gguf:  # no file that transformers reads: it gets what we have read
-                kind, source = getattr(transformers, config.architectures[0]), None
-                weights = dict(read_weights(checkpoint, dtype))
-            model, report = kind.from_pretrained(
+            weights: dict[str, LazyWeight] = {}
+            if checkpoint.is_of_codes:  # which it gets as floats, one after another
+                source, weights = None, lazy_weights(checkpoint, dtype)
+            model, report = type(like).from_pretrained(
                 source,
                 config=whole,
-                state_dict=weights,
+                state_dict=weights or None,
                 dtype=dtype,
                 attn_implementation=implementation,
                 local_files_only=True,
@@ -140,7 +126,9 @@ def build(
                 ignore_mismatched_sizes=True,  # they are reported with the missing ones
                 output_loading_info=True,
             )
-            if checkpoint.is_gguf:
+            for weight in weights.values():
+                weight.check()
+            if checkpoint.is_of_codes and checkpoint.generation_file.exists():
                 model.generation_config = GenerationConfig.from_pretrained(folder)
             missing = report["missing_keys"]
             unexpected = report["unexpected_keys"]

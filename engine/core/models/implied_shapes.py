@@ -18,7 +18,6 @@ from engine.folder.model_files import wrong
 
 # A model may have more numbers than its weights: those that are tied, or missing and named later.
 MAX_GROWTH = 2
-MAX_PACKED = 8  # in a byte of quantized weights
 FREE_NUMBERS = 1 << 20  # that a model may have anyway
 ROPE_TYPES = frozenset(("default", "mrope", *ROPE_INIT_FUNCTIONS))
 _ACTIVATIONS = ("hidden_act", "hidden_activation", "activation_function")
@@ -46,11 +45,8 @@ def check_size(checkpoint: Checkpoint, config: Any, model: nn.Module) -> None:
     """
     shapes = {name: tuple(weight.shape) for name, weight in model.named_parameters()}
     num_wanted = sum(map(math.prod, shapes.values()))
-    stored = checkpoint.tensors.values()
-    if getattr(config, "quantization_config", None):
-        num_possible = MAX_PACKED * sum(tensor.num_bytes for tensor in stored)
-    else:
-        num_possible = MAX_GROWTH * sum(math.prod(tensor.shape) for tensor in stored)
+    num_stored = sum(math.prod(tensor.shape) for tensor in checkpoint.tensors.values())
+    num_possible = MAX_GROWTH * num_stored
     if num_wanted <= num_possible + FREE_NUMBERS:
         return
     found = [

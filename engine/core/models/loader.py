@@ -186,10 +186,8 @@ def _build_general(config: EngineConfig, checkpoint: Checkpoint, ops: Ops) -> _B
             problem = "is of a model that classifies, and generates no text"
             raise UnsupportedModelError(f"{checkpoint.config_file} {problem}")
         device = choose_device(config.device)
-        general.check_quantization(config, whole_config, device, ops)
-        is_declared = bool(getattr(whole_config, "quantization_config", None))
-        if not is_declared and not checkpoint.is_gguf:  # else somebody turns them into numbers
-            weight_files.check_dtypes(checkpoint)
+        general.check_quantization(config, device, ops)
+        weight_files.check_dtypes(checkpoint)
         is_fused = _choose_fused(config, whole_config, device, ops)
         dtype = _choose_dtype(config.dtype, hf_config, device, is_fused)
     _log_loading(checkpoint, dtype, device)

@@ -1,7 +1,10 @@
 """`read_weights`: the weights of a checkpoint one after another, whatever files they lie in."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from pathlib import Path
+from types import EllipsisType
+from typing import Any
 
 import torch
 from safetensors import safe_open
@@ -9,32 +12,90 @@ from torch import Tensor
 
 from engine.core.models.checkpoint import Checkpoint
 from engine.core.models.gguf.headers import GgufTensor
+from engine.core.models.quantized import floats, integers
+from engine.core.models.quantized.layouts import QuantizedTensor
+from engine.core.models.weight_headers import StoredTensor
 from engine.core.ops.numbers import Numbers
+
+_FLOATS = frozenset(("F32", "F16", "BF16"))
 
 
 @dataclass(frozen=True, slots=True)
-class StoredNumbers:
-    """A weight that stays in its file until `read`, as the whole numbers that it is there."""
+class StoredWeight:
+    """A weight that stays in its file, where it lies as codes, until somebody reads it."""
 
-    tensor: GgufTensor
-    bits: int
-    part_inputs: int
+    tensor: GgufTensor | QuantizedTensor
 
     @property
     def shape(self) -> tuple[int, ...]:
         return self.tensor.shape
 
+    def read_floats(self, dtype: torch.dtype) -> Tensor:
+        """What they stand for. Raises `UnsupportedModelError` if the file has changed meanwhile."""
+        if isinstance(self.tensor, QuantizedTensor):
+            return floats.read_floats(self.tensor, dtype)
+        from engine.core.models.gguf.weights import read_tensor  # for no other format
+
+        return read_tensor(self.tensor, dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class StoredNumbers(StoredWeight):
+    """One that can be packed as the whole numbers that it is there."""
+
+    bits: int
+    part_inputs: int
+
     def read(self) -> Numbers:
-        """Raises `UnsupportedModelError` if the file has changed meanwhile."""
+        """Raises the same."""
+        if isinstance(self.tensor, QuantizedTensor):
+            return integers.read_numbers(self.tensor, self.part_inputs)
         from engine.core.models.gguf.numbers import read_numbers
 
         return read_numbers(self.tensor)
 
-    def read_floats(self, dtype: torch.dtype) -> Tensor:
-        """What they stand for; raises the same."""
-        from engine.core.models.gguf.weights import read_tensor
 
-        return read_tensor(self.tensor, dtype)
+class LazyWeight:
+    """A weight that is read when it is asked for, as transformers asks: by `[...]`.
+
+    What it raises then is also kept, for transformers takes it for a weight that is missing.
+    """
+
+    def __init__(self, tensor: StoredTensor, source: Any, dtype: torch.dtype | None) -> None:
+        self._tensor, self._source, self._dtype = tensor, source, dtype
+        self._error: Exception | None = None
+
+    def __getitem__(self, of_all: EllipsisType) -> Tensor:
+        try:
+            return self._read()
+        except Exception as error:
+            self._error = error
+            raise
+
+    def check(self) -> None:
+        """Raise what was raised when it was read."""
+        if self._error is not None:
+            raise self._error
+
+    def _read(self) -> Tensor:
+        if isinstance(self._tensor, GgufTensor | QuantizedTensor):
+            return StoredWeight(self._tensor).read_floats(self._dtype or torch.float32)
+        weight: Tensor = self._source[...]
+        return weight if self._dtype is None else weight.to(self._dtype)
+
+
+def lazy_weights(checkpoint: Checkpoint, dtype: torch.dtype | None = None) -> dict[str, LazyWeight]:
+    """All weights by name; those of safetensors files stay mapped as long as they are kept."""
+    files: dict[Path, Any] = {}
+    weights: dict[str, LazyWeight] = {}
+    for name, tensor in checkpoint.tensors.items():
+        source = None
+        if not isinstance(tensor, GgufTensor | QuantizedTensor):
+            if tensor.file not in files:
+                files[tensor.file] = safe_open(tensor.file, framework="pt")
+            source = files[tensor.file].get_slice(name)
+        weights[name] = LazyWeight(tensor, source, dtype)
+    return weights
 
 
 def read_weights(
@@ -44,34 +105,37 @@ def read_weights(
 
     Raises what the libraries raise over files that change meanwhile.
     """
-    for file in sorted({tensor.file for tensor in checkpoint.tensors.values()}):
-        names = [name for name, tensor in checkpoint.tensors.items() if tensor.file == file]
-        if isinstance(checkpoint.tensors[names[0]], GgufTensor):
-            from engine.core.models.gguf.weights import read_tensor  # for no other format
-
-            for name in names:
-                tensor = checkpoint.tensors[name]
-                assert isinstance(tensor, GgufTensor)
-                yield name, read_tensor(tensor, dtype or torch.float32)
-            continue
-        with safe_open(file, framework="pt") as stored:
-            for name in stored.keys():
-                weight: Tensor = stored.get_tensor(name)
-                yield name, weight if dtype is None else weight.to(dtype)
+    for name, weight in lazy_weights(checkpoint, dtype).items():
+        yield name, weight[...]
 
 
 def read_or_find_weights(
-    checkpoint: Checkpoint, dtype: torch.dtype
-) -> Iterator[tuple[str, Tensor | StoredNumbers]]:
-    """The same, but matrices of whole numbers stay in their file."""
-    found: dict[str, StoredNumbers] = {}
-    if checkpoint.is_gguf:
-        from engine.core.models.gguf.numbers import NUMBER_TYPES
+    checkpoint: Checkpoint, dtype: torch.dtype, *, keeps_numbers: bool
+) -> Iterator[tuple[str, Tensor | StoredWeight]]:
+    """The same, but matrices of codes stay in their file, of whole numbers if `keeps_numbers`.
 
-        for name, tensor in checkpoint.tensors.items():
-            assert isinstance(tensor, GgufTensor)
-            if (kind := NUMBER_TYPES.get(tensor.type.name)) and len(tensor.shape) == 2:
-                found[name] = StoredNumbers(tensor, *kind)
-    yield from found.items()
-    others = {name: t for name, t in checkpoint.tensors.items() if name not in found}
-    yield from read_weights(replace(checkpoint, tensors=others), dtype)
+    Those of which the kernels take no packed form are floats.
+    """
+    for name, weight in lazy_weights(checkpoint, dtype).items():
+        tensor = checkpoint.tensors[name]
+        if stored := find_weight(tensor, keeps_numbers=keeps_numbers):
+            yield name, stored
+        else:
+            yield name, weight[...]
+
+
+def find_weight(tensor: StoredTensor, *, keeps_numbers: bool) -> StoredWeight | None:
+    """What a matrix of codes can be packed as; None for floats, and what is no matrix."""
+    if len(tensor.shape) != 2:
+        return None
+    if isinstance(tensor, QuantizedTensor):
+        kind = integers.number_kind(tensor) if keeps_numbers else None
+        if kind is None:
+            return StoredWeight(tensor)
+        return StoredNumbers(tensor, kind.bits, kind.part_inputs)
+    if not isinstance(tensor, GgufTensor) or tensor.dtype in _FLOATS:
+        return None
+    from engine.core.models.gguf.numbers import NUMBER_TYPES
+
+    known = NUMBER_TYPES.get(tensor.type.name) if keeps_numbers else None
+    return StoredWeight(tensor) if known is None else StoredNumbers(tensor, *known)

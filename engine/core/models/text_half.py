@@ -61,11 +61,7 @@ def model_class(config: Any) -> Any:
 def thinking_config(config: Any) -> Any:
     """Of a model that also speaks, the config of the one in it that thinks of what to say."""
     thinker = getattr(config, "thinker_config", None)
-    if thinker is None:
-        return config
-    if declared := getattr(config, "quantization_config", None):
-        thinker.quantization_config = declared
-    return thinker
+    return config if thinker is None else thinker
 
 
 def attn_implementation(config: Any) -> Any:

@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from engine.core.models.checkpoint import Checkpoint
+from engine.core.models.gguf.headers import GgufTensor
+from engine.core.models.quantized.layouts import QuantizedTensor
 from engine.errors import UnsupportedModelError
 
 FLOATS = frozenset(("F64", "F32", "F16", "BF16"))  # as safetensors names them
@@ -34,11 +36,16 @@ def check_dtypes(checkpoint: Checkpoint) -> None:
 
     They would be taken for the weights themselves. Raises UnsupportedModelError.
     """
+    said = "config.json does not say how its weights were quantized"
+    if checkpoint.quantization is not None:
+        said = f"is no part of a weight of {checkpoint.quantization.method!r}"
     for name, tensor in checkpoint.tensors.items():
+        if isinstance(tensor, GgufTensor | QuantizedTensor):
+            continue
         if tensor.dtype not in FLOATS and not is_harmless(name):
             raise UnsupportedModelError(
-                f"{tensor.file}: {name} is of type {tensor.dtype}, and config.json does not say "
-                "how its weights were quantized; take the checkpoint in bfloat16 or float16"
+                f"{tensor.file}: {name} is of type {tensor.dtype}, and {said}; take the checkpoint "
+                "in bfloat16 or float16"
             )
 
 

@@ -103,7 +103,7 @@ class RowProbe:
         self._max_rows = min(config.max_num_batched_tokens, MAX_PROBED_ROWS)
         self._forward = forward
         is_rounded = config.quantization is not None or config.kv_cache_dtype != "auto"
-        is_rounded = is_rounded or loaded.checkpoint.is_gguf
+        is_rounded = is_rounded or loaded.checkpoint.is_of_codes
         is_exact = loaded.dtype == torch.float32 and not is_rounded and loaded.device.type == "cpu"
         self._max_difference = MAX_DIFFERENCE if is_exact else MAX_ROUNDED_DIFFERENCE
         length = min(sum(CHUNKINGS[0]), config.max_model_len)

@@ -10,6 +10,9 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from engine.core.models.checkpoint import Checkpoint
+from engine.core.models.gguf.headers import GgufTensor
+from engine.core.models.quantized.layouts import QuantizedTensor
+from engine.core.models.weight_headers import StoredTensor
 from engine.folder.model_files import read_json
 
 CLASSES = {  # of what generates text, in transformers
@@ -172,12 +175,17 @@ def _rope_parameters(given: Mapping[str, Any]) -> dict[str, Any] | None:
 def _has_plain_weights(checkpoint: Checkpoint, config: PlainConfig) -> bool:
     """Whether there are those of the model, in one type of float, and no others."""
     stored = checkpoint.tensors
-    if not checkpoint.is_gguf and {tensor.dtype for tensor in stored.values()} - STORED_DTYPES:
+    if any(not _is_readable(tensor) for tensor in stored.values()):
         return False
     wanted = config.weight_shapes()
     if config.tie_word_embeddings and HEAD in stored:  # a second time
         wanted[HEAD] = wanted[EMBEDDINGS]
     return {name: tensor.shape for name, tensor in stored.items()} == wanted
+
+
+def _is_readable(tensor: StoredTensor) -> bool:
+    """Whether it is floats, or codes of which is known what they stand for."""
+    return isinstance(tensor, GgufTensor | QuantizedTensor) or tensor.dtype in STORED_DTYPES
 
 
 def _all_known(given: Mapping[str, Any], checks: Mapping[str, Check]) -> bool:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from engine.core.models.checkpoint import Checkpoint
 from engine.core.models.fused.plain_config import CLASSES, HEAD, PlainConfig
-from engine.core.models.stored_weights import StoredNumbers, read_or_find_weights, read_weights
+from engine.core.models.stored_weights import StoredWeight, read_or_find_weights
 from engine.errors import UnsupportedModelError
 from engine.folder.model_files import describe
 
@@ -23,13 +23,13 @@ class PlainModel(nn.Module):
     """What the decoder and the loader ask of a model; it computes nothing.
 
     `weights` are named as in a checkpoint. Without an output layer the embeddings are that, too.
-    Of a weight that is still in its file the module has shape and `dtype`, and `numbers`.
+    Of a weight that is still in its file the module has shape and `dtype`, and `stored`.
     """
 
     def __init__(
         self,
         config: PlainConfig,
-        weights: Mapping[str, Tensor | StoredNumbers],
+        weights: Mapping[str, Tensor | StoredWeight],
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ class PlainModel(nn.Module):
             attention.scaling = config.head_dim**-0.5
         embeddings = self.get_input_embeddings()
         if HEAD not in weights:
-            self.lm_head.weight, self.lm_head.numbers = embeddings.weight, embeddings.numbers
+            self.lm_head.weight, self.lm_head.stored = embeddings.weight, embeddings.stored
         elif config.tie_word_embeddings and _are_equal(embeddings.weight, weights[HEAD]):
             self.lm_head.weight = embeddings.weight  # stored twice, and kept once
 
@@ -63,16 +63,16 @@ class PlainModel(nn.Module):
     def get_output_embeddings(self) -> Any:
         return self.lm_head
 
-    def _add(self, name: str, weight: Tensor | StoredNumbers) -> None:
+    def _add(self, name: str, weight: Tensor | StoredWeight) -> None:
         *path, own_name = name.split(".")
         module: nn.Module = self
         for part in path:
             if part not in module._modules:
                 module.add_module(part, Weights(_KINDS[part]))
             module = module.get_submodule(part)
-        if isinstance(weight, StoredNumbers):
+        if isinstance(weight, StoredWeight):
             assert isinstance(module, Weights)
-            module.numbers = weight
+            module.stored = weight
             weight = torch.empty(weight.shape, dtype=self._dtype, device="meta")
         module.register_parameter(own_name, nn.Parameter(weight, requires_grad=False))
 
@@ -89,7 +89,7 @@ class Weights(nn.Module):
     embed_tokens: "Weights"
     weight: nn.Parameter
     bias: nn.Parameter | None
-    numbers: StoredNumbers | None = None  # of the weight, if it is still in its file
+    stored: StoredWeight | None = None  # the weight, if it is still in its file
 
     def __init__(self, kind: str) -> None:
         super().__init__()
@@ -139,16 +139,17 @@ def build_plain_model(
 ) -> PlainModel:
     """Read the weights, which are those of the config. Raises `UnsupportedModelError`.
 
-    `keeps_numbers`: those that are whole numbers are read when they are packed.
+    Those that lie there as codes are read when they are packed: as whole numbers, if they are such
+    and `keeps_numbers`.
     """
-    read = read_or_find_weights if keeps_numbers else read_weights
     try:
-        return PlainModel(config, dict(read(checkpoint, dtype)), dtype)
+        weights = read_or_find_weights(checkpoint, dtype, keeps_numbers=keeps_numbers)
+        return PlainModel(config, dict(weights), dtype)
     except Exception as error:  # the files may change while they are read, or memory be short
         raise UnsupportedModelError(f"{checkpoint.folder}: {describe(error)}") from None
 
 
-def _are_equal(table: Tensor, head: Tensor | StoredNumbers) -> bool:
+def _are_equal(table: Tensor, head: Tensor | StoredWeight) -> bool:
     return isinstance(head, Tensor) and not table.is_meta and torch.equal(table, head)
 
 

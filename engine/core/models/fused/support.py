@@ -57,8 +57,6 @@ def obstacle(config: Any) -> str | None:
         return f"rotary positions of type {rope_type}"
     if rope.get("partial_rotary_factor", 1) != 1:
         return "heads that are rotated in part"
-    if getattr(config, "quantization_config", None):
-        return "weights that are quantized already"
     if config.num_attention_heads % config.num_key_value_heads:
         return "key-value heads that do not divide the heads"
     width = head_dim(config)
@@ -73,8 +71,6 @@ def whole_obstacle(config: Any) -> str | None:
         return None
     if config.model_type not in WHOLES:
         return f"{config.model_type} has other parts besides its text"
-    if getattr(config, "quantization_config", None):
-        return "weights that are quantized already"
     return None
 
 

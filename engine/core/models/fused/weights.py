@@ -1,32 +1,18 @@
 """`pack_weights`: a model's weights, layer by layer, as the fused decoder of a CPU reads them."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from engine.core.models.fused.shape import DecoderShape, drop_weights
+from engine.core.models.stored_weights import StoredNumbers, StoredWeight
 from engine.core.ops import numbers
 from engine.core.ops.decoder_step import DecoderWeights
-from engine.core.ops.numbers import Numbers
 from engine.core.ops.packing import PARTS, PackedWeight, join_gate_up
 
 Join = Callable[[Sequence[Tensor]], Tensor]
-
-
-class StoredNumbers(Protocol):
-    """A weight that a file keeps as whole numbers: a module's `numbers`, if it has such."""
-
-    @property
-    def bits(self) -> int: ...
-
-    @property
-    def part_inputs(self) -> int: ...
-
-    def read(self) -> Numbers: ...
-
-    def read_floats(self, dtype: torch.dtype) -> Tensor: ...
 
 
 class Stack:
@@ -111,14 +97,14 @@ def pack_weights(model: Any, shape: DecoderShape, format: str) -> DecoderWeights
 
 def numbers_of(module: Any) -> StoredNumbers | None:
     """The module's weight in its file, if it is whole numbers there."""
-    stored: StoredNumbers | None = getattr(module, "numbers", None)
-    return stored
+    stored: StoredWeight | None = getattr(module, "stored", None)
+    return stored if isinstance(stored, StoredNumbers) else None
 
 
 def weight_of(module: Any) -> Tensor:
     """The module's weight, of its dtype."""
     weight: Tensor = module.weight
-    stored = numbers_of(module)
+    stored: StoredWeight | None = getattr(module, "stored", None)
     return weight if stored is None else stored.read_floats(weight.dtype)
 
 

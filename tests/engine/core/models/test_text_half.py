@@ -20,7 +20,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_MULTIMODAL_LM_MAPPI
 
 from engine.config import EngineConfig
 from engine.core.models.checkpoint import check_folder
-from engine.core.models.fused.support import WHOLES, whole_obstacle
+from engine.core.models.fused.support import WHOLES
 from engine.core.models.general import read_configs
 from engine.core.models.loader import LoadedModel, load_model
 from engine.core.models.weight_headers import WEIGHTS
@@ -203,14 +203,6 @@ def test_a_type_that_is_said_of_the_whole_is_that_of_its_text(
     assert "dtype" not in text
     _, text_config = read_configs(check_folder(folder))
     assert text_config.dtype == torch.bfloat16
-
-
-@needs_kernels
-def test_a_half_whose_whole_is_quantized_is_not_fused(llava: Path) -> None:
-    config, _ = read_configs(check_folder(llava))
-    assert whole_obstacle(config) is None
-    config.quantization_config = {"quant_method": "awq"}
-    assert whole_obstacle(config) == "weights that are quantized already"
 
 
 def test_a_half_of_sliding_windows_is_that_of_transformers(tmp_path: Path) -> None:

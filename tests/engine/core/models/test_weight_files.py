@@ -135,25 +135,6 @@ def test_scales_that_nobody_applies_are_refused(path: str, rewrite: Rewrite) -> 
     assert "\n" not in message
 
 
-@pytest.mark.parametrize(
-    "declared",
-    [
-        {"quant_method": "modelopt", "quant_algo": "FP8"},
-        {"quant_algo": "FP8", "kv_cache_quant_algo": None},
-        {"quant_method": "of my own"},
-    ],
-)
-def test_a_quantization_that_transformers_does_not_know_is_refused(
-    declared: dict[str, Any], tmp_path: Path
-) -> None:
-    folder = build_tiny_model(tmp_path)
-    tensors = quantized(torch.float8_e4m3fn)(load_file(folder / WEIGHTS))
-    save_file(tensors, folder / WEIGHTS, {"format": "pt"})
-    declare(folder, quantization_config=declared)
-    with pytest.raises(UnsupportedModelError, match=r"quantized by '.*', which transformers does"):
-        load(folder)
-
-
 @needs_kernels
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize(

@@ -59,7 +59,6 @@ NOT_PLAIN: dict[str, dict[str, Any]] = {
     "another rope": {"rope_parameters": LLAMA3 | {"rope_type": "yarn"}},
     "a rope without all of its numbers": {"rope_parameters": ROPE},
     "half a rotation": {"partial_rotary_factor": 0.5},
-    "quantized weights": {"quantization_config": {"quant_method": "gptq"}},
     "a number as text": {"num_hidden_layers": "3"},
     "a flag for a number": {"hidden_size": True},
     "a flag as number": {"tie_word_embeddings": 0},

@@ -112,7 +112,6 @@ def test_who_asks_for_transformers_gets_it(tmp_path: Path) -> None:
         ({"mlp_bias": True}, "biases"),
         ({"head_dim": 15}, "odd widths"),
         ({"num_key_value_heads": 3}, "do not divide"),
-        ({"quantization_config": {"quant_method": "bitnet"}}, "quantized already"),
     ],
     ids=str,
 )

@@ -1,0 +1,38 @@
+"""`read_part`: one tensor of a safetensors file, read from its place.
+
+It is read instead of mapped: of a file that is cut meanwhile a read says so, where a mapping would
+end the process. And nobody reads the head of a large file again for each of its tensors.
+"""
+
+import torch
+from torch import Tensor
+
+from engine.core.models.weight_headers import StoredTensor
+from engine.errors import UnsupportedModelError
+
+DTYPES = {
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "I32": torch.int32,
+    "I64": torch.int64,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F32": torch.float32,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E8M0": torch.float8_e8m0fnu,
+}
+
+
+def read_part(tensor: StoredTensor) -> Tensor:
+    """Raises `UnsupportedModelError` if the file has become shorter."""
+    content = torch.empty(tensor.num_bytes, dtype=torch.uint8)
+    left = content.numpy().data
+    with tensor.file.open("rb", buffering=0) as stream:
+        stream.seek(tensor.start)
+        while left:
+            num_bytes = stream.readinto(left)
+            if not num_bytes:
+                problem = "has become shorter while it was read"
+                raise UnsupportedModelError(f"{tensor.file}: {problem}")
+            left = left[num_bytes:]
+    return content.view(DTYPES[tensor.dtype]).view(tensor.shape)

@@ -1,0 +1,186 @@
+"""A published checkpoint answers as transformers does with the weights that it stands for."""
+
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from engine.core.models.checkpoint import check_folder
+from engine.core.models.fused.decoder import FusedDecoder
+from engine.core.models.fused.plain_config import read_plain_config
+from engine.core.ops.packing import PackedWeight
+from tests.engine.core.runner.test_model_runner import few_bit_logits
+from tests.engine.helpers import greedy_oracle
+from tests.engine.helpers.greedy_oracle import (
+    Folders,
+    Reference,
+    check_equals_transformers,
+    families_in,
+    make_prompts,
+)
+from tests.engine.helpers.published.formats import FORMATS, WEIGHTS, split, write
+from tests.engine.helpers.stepped_engine import SteppedEngine
+from tests.helpers.built_kernels import needs_kernels
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+DENSE = [name for name in FORMATS if name != "mxfp4"]
+FOUR, EIGHT = "int4", "int8_parts"
+PACKED = {
+    "awq": FOUR,
+    "awq, one group": FOUR,
+    "gptq": FOUR,
+    "gptq, zero points": FOUR,
+    "gptq_v2, zero points": FOUR,
+    "gptq, 8 bits": EIGHT,
+    "gptq, 8 bits, zero points": EIGHT,
+    "compressed, 4 bits": FOUR,
+    "compressed, 4 bits, zero points": FOUR,
+    "compressed, 4 bits, channels": FOUR,
+    "compressed, 8 bits": EIGHT,
+    "compressed, 8 bits, zero points": EIGHT,
+    "bitsandbytes, 8 bits": EIGHT,
+}
+# Of the largest weight: scales, and their products with zero points, are rounded to float16 once.
+MAX_SHARE = 1e-3
+PROMPT = [5, 6, 7, 8, 9, 300, 301, 302, 17]
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Folders:
+    return families_in(tmp_path_factory.mktemp("checkpoints"))
+
+
+def check_equal(folders: tuple[Path, Path], **settings: Any) -> SteppedEngine:
+    """With the twin in floats as the oracle."""
+    published, floats = folders
+    with (
+        patch.object(greedy_oracle, "Reference", lambda _: Reference(floats)),
+        patch.object(greedy_oracle, "MAX_LOGIT_DIFFERENCE", 2e-5),
+    ):
+        return check_equals_transformers(published, **settings)
+
+
+def fused(engine: SteppedEngine) -> FusedDecoder:
+    decoder = engine.runner.loaded.fused
+    assert isinstance(decoder, FusedDecoder)
+    return decoder
+
+
+@needs_kernels
+@pytest.mark.parametrize("name", DENSE)
+def test_the_fused_decoder_computes_with_what_codes_stand_for(
+    name: str, checkpoint: Folders, tmp_path: Path
+) -> None:
+    folders = write(checkpoint("llama"), tmp_path, FORMATS[name])
+    assert read_plain_config(check_folder(folders[0])) is not None  # transformers is not needed
+    check_equal(folders, dtype="float32", model_impl="fused")
+
+
+@pytest.mark.parametrize("name", DENSE)
+def test_modules_of_transformers_compute_with_what_codes_stand_for(
+    name: str, checkpoint: Folders, tmp_path: Path
+) -> None:
+    folders = write(checkpoint("llama"), tmp_path, FORMATS[name])
+    check_equal(folders, dtype="float32", model_impl="transformers")
+
+
+@pytest.mark.parametrize(
+    ("family", "name"),
+    [
+        ("gpt_oss", "mxfp4"),
+        ("qwen3_moe", "fp8, blocks"),
+        ("qwen3_moe", "compressed, 4 bits"),
+        ("deepseek_v3", "fp8, blocks"),
+        ("gemma3", "gptq, zero points"),
+        ("qwen2", "awq"),
+        ("phi3", "awq"),
+        ("opt", "nf4"),
+    ],
+)
+def test_other_families_compute_with_what_codes_stand_for(
+    family: str, name: str, checkpoint: Folders, tmp_path: Path
+) -> None:
+    names = ".fc1.weight" if family == "opt" else None
+    folders = write(checkpoint(family), tmp_path, FORMATS[name], names)
+    check_equal(folders, dtype="float32")
+
+
+def of_layer(packed: PackedWeight, layer: int, like: Tensor) -> Tensor:
+    return packed.unpack(layer)[: like.shape[0], : like.shape[1]]
+
+
+@needs_kernels
+@pytest.mark.parametrize("name", PACKED)
+def test_packed_weights_are_the_numbers_of_the_file(
+    name: str, checkpoint: Folders, tmp_path: Path
+) -> None:
+    published, floats = write(checkpoint("qwen3"), tmp_path, FORMATS[name])
+    engine = SteppedEngine(published, keeps_logits=True)
+    weights, meant = fused(engine).weights, load_file(floats / WEIGHTS)
+    for layer in range(3):
+        stem = f"model.layers.{layer}"
+        qkv = torch.cat([meant[f"{stem}.self_attn.{part}_proj.weight"] for part in "qkv"])
+        out, down = (meant[f"{stem}.{part}_proj.weight"] for part in ("self_attn.o", "mlp.down"))
+        for packed, expected in (
+            (weights.qkv, qkv),
+            (weights.attention_out, out),
+            (weights.down, down),
+        ):
+            assert packed.format == PACKED[name]
+            difference = (of_layer(packed, layer, expected) - expected).abs().max()
+            assert difference < MAX_SHARE * expected.abs().max()
+    assert weights.gate_up.format == PACKED[name]
+    assert weights.head.format not in (FOUR, EIGHT)  # which nobody has quantized
+
+    engine.add("0", PROMPT, max_tokens=20)
+    engine.run()
+    expected = few_bit_logits(engine, PROMPT + engine.tokens["0"][:-1])[len(PROMPT) - 1 :]
+    differences = (torch.stack(engine.logits["0"]) - expected).abs().amax(-1)
+    assert differences.max() < 0.05 * (expected.amax() - expected.amin())
+
+
+@needs_kernels
+@pytest.mark.parametrize("name", ["awq", "gptq, 8 bits", "gptq, desc_act", "fp8, blocks"])
+def test_a_row_does_not_depend_on_the_batch(name: str, checkpoint: Folders, tmp_path: Path) -> None:
+    published, _ = write(checkpoint("qwen2"), tmp_path, FORMATS[name])
+    together = SteppedEngine(published, keeps_logits=True)
+    for number, prompt in enumerate(make_prompts()):
+        together.add(str(number), prompt, max_tokens=8)
+    together.run()
+    alone = SteppedEngine(published, keeps_logits=True, max_num_batched_tokens=5)
+    for number, prompt in enumerate(make_prompts()):
+        alone.add(str(number), prompt, max_tokens=8)
+        alone.run()
+        assert alone.tokens[str(number)] == together.tokens[str(number)]
+        for one, other in zip(alone.logits[str(number)], together.logits[str(number)], strict=True):
+            assert torch.equal(one, other)
+
+
+@needs_kernels
+@pytest.mark.parametrize(
+    ("name", "settings", "format"),
+    [
+        ("fp8, blocks", {"quantization": "int8"}, "int8"),
+        ("awq", {"quantization": "int8"}, "int8"),
+        ("awq", {"dtype": "bfloat16"}, "bfloat16"),
+        ("gptq, desc_act", {"dtype": "bfloat16"}, "bfloat16"),
+        ("nf4", {"quantization": "int4"}, "int4"),
+    ],
+)
+def test_who_names_a_dtype_or_a_quantization_gets_that(
+    name: str, settings: dict[str, Any], format: str, checkpoint: Folders, tmp_path: Path
+) -> None:
+    published, _ = write(checkpoint("llama"), tmp_path, FORMATS[name])
+    assert fused(SteppedEngine(published, **settings)).weights.down.format == format
+
+
+def test_parts_of_a_weight_may_lie_in_several_files(checkpoint: Folders, tmp_path: Path) -> None:
+    published, floats = write(checkpoint("llama"), tmp_path, FORMATS["awq"])
+    split(published)
+    engine = check_equal((published, floats), dtype="float32")
+    assert len(engine.runner.loaded.checkpoint.weight_files) == 2
