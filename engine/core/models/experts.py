@@ -9,14 +9,18 @@ and adds up a token's experts in the order of its router, not in that of the exp
 from collections.abc import Callable
 from typing import Any, cast
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 from engine.core.attention.paged import LAYER_ATTRIBUTE, StepContext
+from engine.core.models.linear import PackedLinear
+from engine.core.models.stored_weights import StoredNumbers
 from engine.core.tensors.batch import round_up
 
 NAME = "parley_padded"
+PACKED = "_packed"  # after the name of a weight
 
 
 def padded_experts_forward(
@@ -44,10 +48,14 @@ def padded_experts_forward(
 
 
 def attach_experts(model: nn.Module, context: StepContext) -> None:
-    """Make the experts of a built model ours, where it has any that we can compute."""
+    """Make the experts of a built model ours, where it has any that we can compute.
+
+    Those whose weights are numbers in their file are packed as these. Raises what reading does.
+    """
     experts = [module for module in model.modules() if _is_ours(module)]
     for module in experts:
         setattr(module, LAYER_ATTRIBUTE, context)
+        _pack_numbers(module, context)
     if experts:
         function: Callable[..., Any] = padded_experts_forward
         ALL_EXPERTS_FUNCTIONS.register(NAME, function)
@@ -57,6 +65,19 @@ def attach_experts(model: nn.Module, context: StepContext) -> None:
 def _is_ours(module: Any) -> bool:
     """Whether this has expert weights side by side, as transformers keeps them, and a gate."""
     return bool(getattr(module, "has_gate", False)) and hasattr(module, "is_transposed")
+
+
+def _pack_numbers(module: Any, context: StepContext) -> None:
+    """Put packed layers, one for each expert, in the place of weights that are still in a file."""
+    stored: dict[str, list[StoredNumbers]] = getattr(module, "stored", {})
+    for name, weights in stored.items():
+        dtype: torch.dtype = getattr(module, name).dtype
+        biases = getattr(module, f"{name}_bias") if module.has_bias else [None] * len(weights)
+        layers = [
+            PackedLinear(weight, bias, context.ops, dtype=dtype)
+            for weight, bias in zip(weights, biases, strict=True)
+        ]
+        module.add_module(f"{name}{PACKED}", nn.ModuleList(layers))
 
 
 def _compute(module: Any, expert: int, rows: Tensor) -> Tensor:
@@ -69,6 +90,10 @@ def _compute(module: Any, expert: int, rows: Tensor) -> Tensor:
 
 
 def _project(module: Any, name: str, expert: int, rows: Tensor) -> Tensor:
+    packed = getattr(module, f"{name}{PACKED}", None)
+    if packed is not None:
+        result: Tensor = packed[expert](rows)
+        return result
     weight = getattr(module, name)[expert]
     bias = getattr(module, f"{name}_bias")[expert] if module.has_bias else None
     return functional.linear(rows, weight.T if module.is_transposed else weight, bias)

@@ -18,6 +18,7 @@ from engine.core.attention.paged import PagedLayer, StepContext
 from engine.core.models import experts, linear, text_half, trial
 from engine.core.models.checkpoint import Checkpoint
 from engine.core.models.implied_shapes import check_names, check_size, mismatch
+from engine.core.models.kept_numbers import Kept, StandIn, attach_kept, find_kept
 from engine.core.models.lora.module_adapters import ModuleAdapters
 from engine.core.models.quantized.methods import FIELD
 from engine.core.models.stored_weights import LazyWeight, lazy_weights
@@ -86,11 +87,13 @@ def build(
     load_format: str,
     device: torch.device,
     overrides: dict[str, Any],
+    *,
+    keeps_numbers: bool,
 ) -> tuple[nn.Module, set[str]]:
     """The model, and the names of what the checkpoint holds besides.
 
     `whole` is the config of all its parts; `overrides` are fields that count in the place of its
-    own.
+    own. `keeps_numbers`: weights that `attach` packs as whole numbers stay in their files.
     """
     folder, faulty = checkpoint.folder, checkpoint.config_file
     whole.update(overrides)
@@ -111,9 +114,13 @@ def build(
             _check_generation_config(checkpoint)
             faulty = folder
             source: Path | None = folder
-            weights: dict[str, LazyWeight] = {}
+            weights: dict[str, LazyWeight | StandIn] = {}
+            kept: dict[str, Kept] = {}
             if checkpoint.is_of_codes:  # which it gets as floats, one after another
-                source, weights = None, lazy_weights(checkpoint, dtype)
+                source = None
+                kept = find_kept(like, checkpoint) if keeps_numbers else {}
+                weights = {**lazy_weights(checkpoint, dtype)}
+                weights |= {name: StandIn(checkpoint.tensors[name].shape, dtype) for name in kept}
             model, report = type(like).from_pretrained(
                 source,
                 config=whole,
@@ -128,6 +135,7 @@ def build(
             )
             for weight in weights.values():
                 weight.check()
+            attach_kept(model, kept)
             if checkpoint.is_of_codes and checkpoint.generation_file.exists():
                 model.generation_config = GenerationConfig.from_pretrained(folder)
             missing = report["missing_keys"]

@@ -16,8 +16,9 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 from transformers.pytorch_utils import Conv1D
 
+from engine.core.models.stored_weights import StoredNumbers, numbers_of
 from engine.core.ops.library import Linear, Ops
-from engine.core.ops.packing import INTERLEAVED, PackedWeight, unpack
+from engine.core.ops.packing import INTERLEAVED, PARTS, PackedWeight, unpack
 
 logger = logging.getLogger(__name__)
 
@@ -85,21 +86,31 @@ class PackedLinear(nn.Module):
 
     def __init__(
         self,
-        weight: Tensor,
+        weight: Tensor | StoredNumbers,
         bias: Tensor | None,
         ops: Ops,
         format: str = "float32",
         dtype: torch.dtype | None = None,
     ) -> None:
+        """A weight of `StoredNumbers` needs a dtype, and has the format of its bits."""
         super().__init__()
-        packed = PackedWeight.allocate(1, len(weight), weight.shape[1], format)
-        packed.fill(0, weight)
+        num_outputs, num_inputs = weight.shape
+        if isinstance(weight, StoredNumbers):
+            format, part_inputs = PARTS[weight.bits], weight.part_inputs
+            packed = PackedWeight.allocate(1, num_outputs, num_inputs, format, part_inputs)
+            packed.fill_numbers(0, weight.read())
+        else:
+            packed = PackedWeight.allocate(1, num_outputs, num_inputs, format)
+            packed.fill(0, weight)
+            dtype = dtype or weight.dtype
+        assert dtype is not None
+        self.format = packed.format
         scales = None if packed.scales is None else packed.scales[0]
         self.register_buffer("panels", packed.panels[0], persistent=False)
         self.register_buffer("scales", scales, persistent=False)
         self.register_buffer("bias", None if bias is None else bias.float(), persistent=False)
         self._unpacked: Tensor | None = None
-        self.weight = WeightOfPanels(weight.shape, dtype or weight.dtype, self._unpack)
+        self.weight = WeightOfPanels(weight.shape, dtype, self._unpack)
         self._compute: Linear = ops.linear
 
     def forward(self, rows: Tensor) -> Tensor:
@@ -129,30 +140,41 @@ class PackedLinear(nn.Module):
         return self._unpacked
 
 
+def _is_packable(layer: Any, format: str) -> bool:
+    if numbers_of(layer) is not None:
+        return True
+    if format == "float32" and layer.weight.dtype != torch.float32:
+        return False
+    num_inputs: int = layer.weight.shape[0 if type(layer) is Conv1D else 1]
+    return num_inputs % INTERLEAVED[format] == 0
+
+
+def _pack(layer: Any, ops: Ops, format: str, dtype: torch.dtype | None) -> PackedLinear:
+    bias = None if layer.bias is None else layer.bias.detach()
+    if (stored := numbers_of(layer)) is not None:
+        return PackedLinear(stored, bias, ops, dtype=layer.weight.dtype)
+    weight = layer.weight.detach()
+    return PackedLinear(weight.T if type(layer) is Conv1D else weight, bias, ops, format, dtype)
+
+
 def pack_layers(
     model: nn.Module, ops: Ops, format: str = "float32", dtype: torch.dtype | None = None
 ) -> None:
     """Replace the linear layers of a model on a CPU: the float32 ones, or with other formats all.
 
-    Layers of other kinds stay, and those whose inputs don't come in whole fours, or eights for
-    "int4". `dtype` is the one that all of the model is converted to afterwards, if it is.
+    Those whose weights are numbers in their file are packed as these, whatever the format. Layers
+    of other kinds stay, and those whose inputs don't come in whole fours, or eights for "int4".
+    `dtype` is the one that all of the model is converted to afterwards, if it is.
     """
     packed: dict[nn.Module, PackedLinear] = {}  # a module may have several parents
     for parent in list(model.modules()):
         for name, child in list(parent._modules.items()):  # named_children() leaves out repeats
             if child is None or type(child) not in (nn.Linear, Conv1D):
                 continue
-            layer: Any = child
-            weight: Tensor = layer.weight.detach()
-            if type(child) is Conv1D:
-                weight = weight.T
-            if format == "float32" and weight.dtype != torch.float32:
-                continue
-            if weight.shape[1] % INTERLEAVED[format]:
+            if child not in packed and not _is_packable(child, format):
                 continue
             if child not in packed:
-                bias = None if layer.bias is None else layer.bias.detach()
-                packed[child] = PackedLinear(weight, bias, ops, format, dtype)
+                packed[child] = _pack(child, ops, format, dtype)
             setattr(parent, name, packed[child])
     if format in ("int8", "int4"):
         num_packed = sum(layer.weight.numel() for layer in packed.values())

@@ -170,8 +170,8 @@ def _build_plain(config: EngineConfig, checkpoint: Checkpoint, ops: Ops) -> _Bui
         return None
     dtype = _choose_dtype(config.dtype, plain, device, is_fused=True)
     _log_loading(checkpoint, dtype, device)
-    is_as_stored = config.dtype == "auto" and config.quantization is None
-    model = plain_model.build_plain_model(checkpoint, plain, dtype, keeps_numbers=is_as_stored)
+    keeps_numbers = _is_as_stored(config)
+    model = plain_model.build_plain_model(checkpoint, plain, dtype, keeps_numbers=keeps_numbers)
     return _BuiltModel(model, plain, device, dtype, dtype, is_fused=True)
 
 
@@ -196,8 +196,15 @@ def _build_general(config: EngineConfig, checkpoint: Checkpoint, ops: Ops) -> _B
     if config.quantization and dtype == torch.float32 and not is_fused:
         read_dtype = _own_dtype(hf_config)  # float32 would need twice the memory for a moment
     overrides = {"tie_word_embeddings": True} if is_classifier else {}
+    is_packed = device.type == "cpu" and ops.name == "cpu" and not is_fused
     model, unexpected = general.build(
-        checkpoint, whole_config, read_dtype, config.load_format, device, overrides
+        checkpoint,
+        whole_config,
+        read_dtype,
+        config.load_format,
+        device,
+        overrides,
+        keeps_numbers=is_packed and _is_as_stored(config),
     )
     head: ClassifierHead | None = None
     if is_classifier:
@@ -212,6 +219,11 @@ def _build_general(config: EngineConfig, checkpoint: Checkpoint, ops: Ops) -> _B
     model.to(device)
     is_half = bool(left_out)
     return _BuiltModel(model, hf_config, device, dtype, read_dtype, is_fused, head, is_half)
+
+
+def _is_as_stored(config: EngineConfig) -> bool:
+    """Whether nobody asks for other numbers than those of the file."""
+    return config.dtype == "auto" and config.quantization is None
 
 
 def _log_loading(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device) -> None:

@@ -12,8 +12,9 @@ from torch import Tensor
 
 from engine.core.models.checkpoint import Checkpoint
 from engine.core.models.gguf.headers import GgufTensor
-from engine.core.models.quantized import floats, integers
+from engine.core.models.quantized.floats import read_floats
 from engine.core.models.quantized.layouts import QuantizedTensor
+from engine.core.models.quantized.numbers import number_kind, read_numbers
 from engine.core.models.weight_headers import StoredTensor
 from engine.core.ops.numbers import Numbers
 
@@ -33,7 +34,7 @@ class StoredWeight:
     def read_floats(self, dtype: torch.dtype) -> Tensor:
         """What they stand for. Raises `UnsupportedModelError` if the file has changed meanwhile."""
         if isinstance(self.tensor, QuantizedTensor):
-            return floats.read_floats(self.tensor, dtype)
+            return read_floats(self.tensor, dtype)
         from engine.core.models.gguf.weights import read_tensor  # for no other format
 
         return read_tensor(self.tensor, dtype)
@@ -49,10 +50,23 @@ class StoredNumbers(StoredWeight):
     def read(self) -> Numbers:
         """Raises the same."""
         if isinstance(self.tensor, QuantizedTensor):
-            return integers.read_numbers(self.tensor, self.part_inputs)
-        from engine.core.models.gguf.numbers import read_numbers
+            return read_numbers(self.tensor, self.part_inputs)
+        from engine.core.models.gguf.numbers import read_numbers as read_blocks
 
-        return read_numbers(self.tensor)
+        return read_blocks(self.tensor)
+
+
+def numbers_of(module: Any) -> StoredNumbers | None:
+    """The module's weight in its file, if it is whole numbers there."""
+    stored: StoredWeight | None = getattr(module, "stored", None)
+    return stored if isinstance(stored, StoredNumbers) else None
+
+
+def weight_of(module: Any) -> Tensor:
+    """The module's weight, of its dtype."""
+    weight: Tensor = module.weight
+    stored: StoredWeight | None = getattr(module, "stored", None)
+    return weight if stored is None else stored.read_floats(weight.dtype)
 
 
 class LazyWeight:
@@ -129,7 +143,7 @@ def find_weight(tensor: StoredTensor, *, keeps_numbers: bool) -> StoredWeight | 
     if len(tensor.shape) != 2:
         return None
     if isinstance(tensor, QuantizedTensor):
-        kind = integers.number_kind(tensor) if keeps_numbers else None
+        kind = number_kind(tensor) if keeps_numbers else None
         if kind is None:
             return StoredWeight(tensor)
         return StoredNumbers(tensor, kind.bits, kind.part_inputs)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from engine.core.models.fused.shape import DecoderShape, drop_weights
-from engine.core.models.stored_weights import StoredNumbers, StoredWeight
+from engine.core.models.stored_weights import numbers_of, weight_of
 from engine.core.ops import numbers
 from engine.core.ops.decoder_step import DecoderWeights
 from engine.core.ops.packing import PARTS, PackedWeight, join_gate_up
@@ -93,19 +93,6 @@ def pack_weights(model: Any, shape: DecoderShape, format: str) -> DecoderWeights
     head.fill(0)
     drop_weights(model)
     return weights
-
-
-def numbers_of(module: Any) -> StoredNumbers | None:
-    """The module's weight in its file, if it is whole numbers there."""
-    stored: StoredWeight | None = getattr(module, "stored", None)
-    return stored if isinstance(stored, StoredNumbers) else None
-
-
-def weight_of(module: Any) -> Tensor:
-    """The module's weight, of its dtype."""
-    weight: Tensor = module.weight
-    stored: StoredWeight | None = getattr(module, "stored", None)
-    return weight if stored is None else stored.read_floats(weight.dtype)
 
 
 def _copy_vectors(weights: DecoderWeights, index: int, layer: Any) -> None:

@@ -1,7 +1,5 @@
 """Weights that are codes with scales and zero points: as `Numbers`, or as what they stand for."""
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
@@ -17,25 +15,17 @@ MAX_ERROR = 2**-10  # of a scale that is rounded to float16, as a share of it
 SLAB_WEIGHTS = 1 << 20
 
 
-@dataclass(frozen=True, slots=True)
-class NumberKind:
-    """As what a weight can be packed."""
+def integer_parts(tensor: QuantizedTensor, layout: Integers) -> int | None:
+    """How many inputs of a part share a scale when it is packed; None if it cannot be.
 
-    bits: int
-    part_inputs: int
-
-
-def number_kind(tensor: QuantizedTensor) -> NumberKind | None:
-    """None if there is no packed form that stands for the same; then it is read as floats.
-
-    So it is if inputs belong to groups in no order, if groups are no multiples of 16 inputs, and
+    That is so if inputs belong to groups in no order, if groups are no multiples of 16 inputs, and
     if scales are too small or too large for float16. Reads scales and groups. Raises
-    `UnsupportedModelError` as `read_floats` does.
+    `UnsupportedModelError` as `read_integer_floats` does.
     """
-    layout = tensor.layout
-    if not isinstance(layout, Integers) or tensor.shape[1] % INTERLEAVED[PARTS[layout.bits]]:
+    num_inputs = tensor.shape[1]
+    if num_inputs % INTERLEAVED[PARTS[layout.bits]]:
         return None
-    is_whole = layout.group_inputs >= tensor.shape[1]
+    is_whole = layout.group_inputs >= num_inputs
     fitting = [part for part in PART_INPUTS if is_whole or layout.group_inputs % part == 0]
     if not fitting or _groups(tensor, layout) is not None:
         return None
@@ -43,18 +33,14 @@ def number_kind(tensor: QuantizedTensor) -> NumberKind | None:
     rounded = scales.half().float()
     if not ((rounded - scales).abs() <= MAX_ERROR * scales.abs()).all():
         return None
-    if not (zeros * rounded).half().isfinite().all():
-        return None
-    return NumberKind(layout.bits, fitting[0])
+    return fitting[0] if (zeros * rounded).half().isfinite().all() else None
 
 
-def read_numbers(tensor: QuantizedTensor, part_inputs: int) -> Numbers:
-    """One that has a `number_kind`. Raises `UnsupportedModelError` as `read_floats` does.
+def read_integer_numbers(tensor: QuantizedTensor, layout: Integers, part_inputs: int) -> Numbers:
+    """One that has `integer_parts`. Raises `UnsupportedModelError` as `read_integer_floats` does.
 
     Scales, and their products with zero points, are rounded to float16 once.
     """
-    layout = tensor.layout
-    assert isinstance(layout, Integers)
     scales, zeros = _scales_and_zeros(tensor, layout)
     num_inputs = tensor.shape[1]
     num_parts = -(-num_inputs // part_inputs)

@@ -12,6 +12,7 @@ from torch import Tensor
 from engine.core.models.checkpoint import check_folder
 from engine.core.models.fused.decoder import FusedDecoder
 from engine.core.models.fused.plain_config import read_plain_config
+from engine.core.models.linear import PackedLinear
 from engine.core.ops.packing import PackedWeight
 from tests.engine.core.runner.test_model_runner import few_bit_logits
 from tests.engine.helpers import greedy_oracle
@@ -144,10 +145,69 @@ def test_packed_weights_are_the_numbers_of_the_file(
     assert differences.max() < 0.05 * (expected.amax() - expected.amin())
 
 
+def packed_layers(engine: SteppedEngine) -> dict[str, PackedLinear]:
+    """Those of few bits, by the names of their weights in a checkpoint."""
+    return {
+        f"{name}.weight": module
+        for name, module in engine.runner.loaded.model.named_modules()
+        if isinstance(module, PackedLinear) and module.format in (FOUR, EIGHT)
+    }
+
+
 @needs_kernels
-@pytest.mark.parametrize("name", ["awq", "gptq, 8 bits", "gptq, desc_act", "fp8, blocks"])
-def test_a_row_does_not_depend_on_the_batch(name: str, checkpoint: Folders, tmp_path: Path) -> None:
-    published, _ = write(checkpoint("qwen2"), tmp_path, FORMATS[name])
+@pytest.mark.parametrize(
+    ("family", "name"),
+    [("gemma3", "awq"), ("olmo2", "gptq, 8 bits"), ("qwen3_moe", "compressed, 4 bits")],
+)
+def test_modules_of_transformers_keep_the_numbers_of_the_file(
+    family: str, name: str, checkpoint: Folders, tmp_path: Path
+) -> None:
+    published, floats = write(checkpoint(family), tmp_path, FORMATS[name])
+    layers = packed_layers(SteppedEngine(published))
+    meant = load_file(floats / WEIGHTS)
+    assert layers.keys() == {
+        name for name in meant if name.endswith("_proj.weight") and "experts" not in name
+    }
+    for own_name, layer in layers.items():
+        weight, expected = layer.weight + 0, meant[own_name]
+        assert layer.format == PACKED[name]
+        # bfloat16, which the module's weight is where the CPU multiplies it, rounds by 2 ** -9
+        assert (weight - expected).abs().max() < 4e-3 * expected.abs().max()
+
+
+@needs_kernels
+def test_experts_keep_the_numbers_of_the_file(checkpoint: Folders, tmp_path: Path) -> None:
+    published, floats = write(checkpoint("gpt_oss"), tmp_path, FORMATS["mxfp4"])
+    layers = packed_layers(SteppedEngine(published))
+    meant = load_file(floats / WEIGHTS)
+    assert len(layers) == 3 * 4 * 2
+    for layer in range(3):
+        for own_name in ("gate_up_proj", "down_proj"):
+            stem = f"model.layers.{layer}.mlp.experts.{own_name}"
+            for expert in range(4):
+                packed = layers[f"{stem}_packed.{expert}.weight"]
+                assert packed.format == EIGHT
+                assert torch.equal((packed.weight + 0).float(), meant[stem][expert].T)
+                rows = torch.randn(5, packed.weight.shape[1])
+                expected = rows @ meant[stem][expert] + meant[f"{stem}_bias"][expert]
+                difference = (packed(rows) - expected).abs().max()
+                assert difference < 0.02 * expected.abs().max()  # rows are rounded to 8 bits
+
+
+@needs_kernels
+@pytest.mark.parametrize(
+    ("family", "name"),
+    [
+        *(("qwen2", name) for name in ("awq", "gptq, 8 bits", "gptq, desc_act", "fp8, blocks")),
+        ("gpt_oss", "mxfp4"),
+        ("qwen3_moe", "awq"),
+        ("gemma3", "compressed, 4 bits"),
+    ],
+)
+def test_a_row_does_not_depend_on_the_batch(
+    family: str, name: str, checkpoint: Folders, tmp_path: Path
+) -> None:
+    published, _ = write(checkpoint(family), tmp_path, FORMATS[name])
     together = SteppedEngine(published, keeps_logits=True)
     for number, prompt in enumerate(make_prompts()):
         together.add(str(number), prompt, max_tokens=8)

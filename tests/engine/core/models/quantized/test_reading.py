@@ -8,9 +8,9 @@ import torch
 from safetensors.torch import save_file
 
 from engine.core.models.quantized.floats import read_floats
-from engine.core.models.quantized.integers import number_kind, read_numbers
 from engine.core.models.quantized.layouts import QuantizedTensor
 from engine.core.models.quantized.methods import find_quantized
+from engine.core.models.quantized.numbers import NumberKind, matrices, number_kind, read_numbers
 from engine.core.models.weight_headers import read_headers
 from tests.engine.helpers.published.formats import FORMATS, Published
 from tests.engine.helpers.published.writers import Codes, Tensors, gptq, mxfp4, pack
@@ -156,3 +156,22 @@ def test_slabs_make_no_difference(
         monkeypatch.setattr(f"engine.core.models.quantized.{module}.SLAB_WEIGHTS", 300)
     assert torch.equal(read_floats(tensor, torch.float32), whole)
     assert torch.equal(read_floats(tensor, torch.bfloat16), whole.bfloat16())
+
+
+def test_experts_are_packed_unless_float16_lacks_their_powers_of_two(tmp_path: Path) -> None:
+    tensors, meant = mxfp4("a", torch.randn(2, NUM_INPUTS, NUM_OUTPUTS))
+    tensors["a_blocks"][0, 0, 0] = 0x80  # zeros, one of them below
+    tensors["a_scales"][0, 0, 0] = 0
+    tensors["a_scales"][1, 3, 1] = 103  # 2 ** -24 of the half
+    first, second = matrices(found(tensors, {"quant_method": "mxfp4"}, tmp_path))
+    assert number_kind(first) == NumberKind(8, 32)
+    assert number_kind(second) is None
+    numbers = read_numbers(first, 32)
+    scales, least = (
+        part.float().repeat_interleave(32, 1) for part in (numbers.scales, numbers.least)
+    )
+    meant[0, :32, 0] = 0
+    assert torch.equal(numbers.codes * scales + least, meant[0].T)
+    tensors["a_scales"][1, 3, 1] = 144
+    _, second = matrices(found(tensors, {"quant_method": "mxfp4"}, tmp_path))
+    assert number_kind(second) is None
