@@ -56,6 +56,11 @@ class Checkpoint:
         return frozenset().union(*(tensor.files for tensor in self.tensors.values()))
 
     @property
+    def zero_biases(self) -> frozenset[str]:
+        """Tensors that a model may do without, as they add nothing."""
+        return frozenset() if self.quantization is None else self.quantization.zero_biases
+
+    @property
     def is_gguf(self) -> bool:
         """Whether the weights are blocks of GGUF files."""
         return any(isinstance(tensor, GgufTensor) for tensor in self.tensors.values())

@@ -229,6 +229,16 @@ def _is_as_stored(config: EngineConfig) -> bool:
 def _log_loading(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device) -> None:
     name = str(dtype).removeprefix("torch.")
     logger.info("loading %s as %s on %s", checkpoint.folder, name, device)
+    if (quantization := checkpoint.quantization) is not None:
+        logger.info(
+            "%d of its weights are quantized by %s", quantization.num_weights, quantization.method
+        )
+        if quantization.num_unused:
+            logger.info(
+                "%d scales of activations, keys and values are not used: these stay %s",
+                quantization.num_unused,
+                name,
+            )
 
 
 def _tasks(head: ClassifierHead | None, runner: str) -> tuple[str, ...]:

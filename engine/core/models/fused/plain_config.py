@@ -180,7 +180,8 @@ def _has_plain_weights(checkpoint: Checkpoint, config: PlainConfig) -> bool:
     wanted = config.weight_shapes()
     if config.tie_word_embeddings and HEAD in stored:  # a second time
         wanted[HEAD] = wanted[EMBEDDINGS]
-    return {name: tensor.shape for name, tensor in stored.items()} == wanted
+    spare = checkpoint.zero_biases - wanted.keys()
+    return {name: stored[name].shape for name in stored.keys() - spare} == wanted
 
 
 def _is_readable(tensor: StoredTensor) -> bool:

@@ -143,8 +143,9 @@ def build_plain_model(
     and `keeps_numbers`.
     """
     try:
+        spare = checkpoint.zero_biases - config.weight_shapes().keys()
         weights = read_or_find_weights(checkpoint, dtype, keeps_numbers=keeps_numbers)
-        return PlainModel(config, dict(weights), dtype)
+        return PlainModel(config, {n: w for n, w in weights if n not in spare}, dtype)
     except Exception as error:  # the files may change while they are read, or memory be short
         raise UnsupportedModelError(f"{checkpoint.folder}: {describe(error)}") from None
 

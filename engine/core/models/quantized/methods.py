@@ -44,6 +44,7 @@ class Quantization:
     tensors: Mapping[str, StoredTensor]  # of all weights
     num_weights: int  # that are quantized
     num_unused: int  # scales of activations, keys and values
+    zero_biases: frozenset[str]  # which a model may do without
 
 
 def find_quantized(
@@ -66,7 +67,8 @@ def find_quantized(
         problem = f"says that its weights are quantized by {method!r}, but none of them is"
         raise UnsupportedModelError(f"{declared.file}: {problem}")
     found = {**shelf.tensors, **shelf.found}
-    return Quantization(method, found, len(shelf.found), len(shelf.unused))
+    zero_biases = frozenset(shelf.zero_biases)
+    return Quantization(method, found, len(shelf.found), len(shelf.unused), zero_biases)
 
 
 def _declaration(folder: Path, config: Mapping[str, Any]) -> Declaration | None:

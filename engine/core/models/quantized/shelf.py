@@ -21,6 +21,7 @@ class Shelf:
         self.tensors = dict(tensors)
         self.found: dict[str, QuantizedTensor] = {}
         self.unused: set[str] = set()  # that change how others compute, and not the weights
+        self.zero_biases: set[str] = set()  # which a model may do without
 
     def names(self, pattern: str) -> list[str]:
         """Of tensors in which this expression is found."""

@@ -24,6 +24,7 @@ from tests.engine.helpers.published.writers import (
     of_table,
     packed,
     whole,
+    with_zero_biases,
 )
 
 WEIGHTS = "model.safetensors"
@@ -87,6 +88,10 @@ FORMATS: dict[str, Published] = {
     "awq": Published(awq(32), _AWQ | {"group_size": 32, "modules_to_not_convert": None}),
     "awq, one group": Published(awq(None), _AWQ | {"group_size": -1}),
     "gptq": Published(gptq(4, 64, is_symmetric=True), _gptq_config(group_size=64)),
+    "gptq, biases of zeros": Published(
+        with_zero_biases(gptq(4, 32, is_symmetric=True)),
+        {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": False},
+    ),
     "gptq, zero points": Published(gptq(4, 32), _gptq_config(sym=False)),
     "gptq_v2, zero points": Published(
         gptq(4, 16, version=2),

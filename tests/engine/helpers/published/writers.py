@@ -126,6 +126,16 @@ def gptq(bits: int, group: int | None, *, version: int = 1, **how: Any) -> Write
     return write
 
 
+def with_zero_biases(write: Writer) -> Writer:
+    """As AutoGPTQ writes: a bias for every layer."""
+
+    def write_both(stem: str, weight: Tensor) -> tuple[Tensors, Tensor]:
+        tensors, floats = write(stem, weight)
+        return tensors | {f"{stem}.bias": torch.zeros(len(weight), dtype=torch.float16)}, floats
+
+    return write_both
+
+
 def packed(bits: int, group: int | None, **how: Any) -> Writer:
     """compressed-tensors' pack-quantized: numbers and zero points are moved up by half."""
 

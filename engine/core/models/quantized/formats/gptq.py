@@ -2,12 +2,13 @@
 
 Format `gptq` stores zero points less one, as words: where a zero point is 0 the place next to it
 is one less, too, which adding one to all places of a word undoes. `gptq_v2` stores them as they
-are. With `desc_act` an input may belong to any group.
+are. With `desc_act` an input may belong to any group. AutoGPTQ gave a bias to every layer, of zeros
+where the model has none.
 """
 
 from engine.core.models.quantized.declaration import Declaration
 from engine.core.models.quantized.layouts import Integers
-from engine.core.models.quantized.shelf import SCALES, Shelf, expect, sizes
+from engine.core.models.quantized.shelf import SCALES, Shelf, expect, read_bytes, sizes
 
 WORD_BITS = 32
 BITS = (4, 8)
@@ -53,3 +54,6 @@ def find_gptq(declared: Declaration, shelf: Shelf) -> None:
             zeros_are_less=zeros_are_less,
         )
         shelf.put(f"{stem}.weight", (num_outputs, num_inputs), layout, parts)
+        bias = shelf.tensors.get(f"{stem}.bias")
+        if bias is not None and bias.shape == (num_outputs,) and not any(read_bytes(bias)):
+            shelf.zero_biases.add(f"{stem}.bias")

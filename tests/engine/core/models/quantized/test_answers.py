@@ -35,6 +35,7 @@ PACKED = {
     "awq": FOUR,
     "awq, one group": FOUR,
     "gptq": FOUR,
+    "gptq, biases of zeros": FOUR,
     "gptq, zero points": FOUR,
     "gptq_v2, zero points": FOUR,
     "gptq, 8 bits": EIGHT,

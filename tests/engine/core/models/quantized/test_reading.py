@@ -24,8 +24,9 @@ def found(tensors: Tensors, config: object, folder: Path) -> QuantizedTensor:
     save_file(whole, folder / "model.safetensors", {"format": "pt"})
     quantization = find_quantized(folder, {"quantization_config": config}, read_headers(folder))
     assert quantization is not None
-    (tensor,) = quantization.tensors.values()
-    assert isinstance(tensor, QuantizedTensor)
+    (tensor,) = (
+        each for each in quantization.tensors.values() if isinstance(each, QuantizedTensor)
+    )
     return tensor
 
 

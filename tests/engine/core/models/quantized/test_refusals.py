@@ -158,6 +158,8 @@ ONE = torch.ones(1)
         ("awq", with_tensor("a.qweight_scale", ONE), "scales that nobody applies"),
         ("awq", with_tensor("a.weight", ONE.to(torch.int8)), "no part of a weight of 'awq'"),
         ("gptq, desc_act", without(f"{UP}.g_idx"), rf"{UP}\.qweight is there without .*g_idx"),
+        ("gptq, biases of zeros", with_tensor(f"{UP}.bias", torch.ones(96)), f"take, {UP}.bias"),
+        ("gptq, biases of zeros", cut(f"{UP}.bias"), f"take, {UP}.bias"),
         ("gptq, desc_act", cut(f"{UP}.g_idx"), "g_idx has the shape"),
         ("gptq", with_tensor(f"{UP}.g_idx", torch.full((64,), 9).int()), "a group beyond its 1"),
         ("gptq", with_tensor(f"{UP}.g_idx", torch.full((64,), -1).int()), "a group beyond its 1"),
