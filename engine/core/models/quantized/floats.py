@@ -5,7 +5,7 @@ from torch import Tensor
 
 from engine.core.models.quantized.integers import read_integer_floats
 from engine.core.models.quantized.layouts import Fp8, Integers, Mxfp4, QuantizedTensor, Table
-from engine.core.models.quantized.parts import read_part
+from engine.core.models.quantized.parts import groups_of, look_up, read_part
 
 SLAB_WEIGHTS = 1 << 20
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # and the same with a sign
@@ -31,15 +31,18 @@ def read_floats(tensor: QuantizedTensor, dtype: torch.dtype) -> Tensor:
 def _read_fp8(tensor: QuantizedTensor, layout: Fp8, dtype: torch.dtype) -> Tensor:
     codes, scales = read_part(tensor.parts["codes"]), read_part(tensor.parts["scales"]).float()
     num_outputs, num_inputs = tensor.shape
-    rows, columns = layout.block
-    scales = scales.view(-(-num_outputs // rows), -(-num_inputs // columns))
-    of_inputs = torch.arange(num_inputs) // columns
+    block_outputs, block_inputs = layout.block
+    scales = scales.view(-(-num_outputs // block_outputs), -(-num_inputs // block_inputs))
+    table = torch.arange(256, dtype=torch.uint8).view(codes.dtype).float()
     weights = torch.empty(tensor.shape, dtype=dtype)
     slab_rows = max(1, SLAB_WEIGHTS // num_inputs)
     for first in range(0, num_outputs, slab_rows):
-        outputs = torch.arange(first, min(first + slab_rows, num_outputs))
-        slab = codes[first : first + slab_rows].float()
-        weights[outputs] = slab.mul_(scales[outputs // rows][:, of_inputs]).to(dtype)
+        rows = slice(first, min(first + slab_rows, num_outputs))
+        slab = look_up(table, codes[rows].view(torch.uint8))
+        of_rows = scales[torch.arange(rows.start, rows.stop) // block_outputs]
+        for part, of in groups_of(slab, block_inputs):
+            part.mul_(of_rows[:, of, None])
+        weights[rows] = slab
     return weights
 
 
@@ -48,7 +51,7 @@ def _read_mxfp4(tensor: QuantizedTensor, dtype: torch.dtype) -> Tensor:
     table = torch.tensor([*E2M1, *(-value for value in E2M1)])
     weights = torch.empty(tensor.shape, dtype=dtype)
     for expert, place in enumerate(weights):
-        values = _look_up(table, codes[expert])
+        values = _look_up_halves(table, codes[expert])
         powers = torch.exp2(exponents[expert].float() - EXPONENT_OF_ONE)
         place.copy_(values.mul_(powers[..., None]).flatten(1).T)
     return weights
@@ -66,14 +69,14 @@ def _read_table(tensor: QuantizedTensor, layout: Table, dtype: torch.dtype) -> T
     slab_blocks = max(1, SLAB_WEIGHTS // layout.block)
     for first in range(0, len(scales), slab_blocks):
         start, count = first * layout.block, slab_blocks * layout.block
-        values = _look_up(table, codes[start // 2 : (start + count) // 2], high_first=True)
+        values = _look_up_halves(table, codes[start // 2 : (start + count) // 2], high_first=True)
         of_values = scales[first : first + slab_blocks].repeat_interleave(layout.block)
         place = flat[start : start + count]
         place.copy_((values[: len(place)] * of_values[: len(place)]).to(dtype))
     return weights
 
 
-def _look_up(table: Tensor, codes: Tensor, *, high_first: bool = False) -> Tensor:
+def _look_up_halves(table: Tensor, codes: Tensor, *, high_first: bool = False) -> Tensor:
     """[..., n] bytes of two codes → [..., 2 * n] values of `table`."""
     halves = (codes >> 4, codes & 15) if high_first else (codes & 15, codes >> 4)
-    return table[torch.stack(halves, dim=-1).flatten(-2).int()]
+    return look_up(table, torch.stack(halves, dim=-1).flatten(-2))

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from engine.core.models.quantized.layouts import NATURAL, Integers, QuantizedTensor
-from engine.core.models.quantized.parts import read_part
+from engine.core.models.quantized.parts import groups_of, read_part
 from engine.core.models.weight_headers import StoredTensor
 from engine.core.ops.numbers import Numbers
 from engine.core.ops.packing import INTERLEAVED, PARTS
@@ -58,15 +58,17 @@ def read_integer_floats(tensor: QuantizedTensor, layout: Integers, dtype: torch.
     """
     codes, groups = _codes(tensor, layout), _groups(tensor, layout)
     scales, zeros = _scales_and_zeros(tensor, layout)
-    num_inputs = tensor.shape[1]
-    if groups is None:
-        groups = torch.arange(num_inputs) // layout.group_inputs
+    group_inputs = layout.group_inputs
+    if groups is not None:  # each input is one
+        scales, zeros, group_inputs = scales[:, groups], zeros[:, groups], 1
     weights = torch.empty(tensor.shape, dtype=dtype)
-    slab_rows = max(1, SLAB_WEIGHTS // num_inputs)
+    slab_rows = max(1, SLAB_WEIGHTS // tensor.shape[1])
     for first in range(0, len(weights), slab_rows):
         rows = slice(first, first + slab_rows)
-        slab = codes[rows].float() - zeros[rows][:, groups]
-        weights[rows] = slab.mul_(scales[rows][:, groups])
+        slab = codes[rows].float()
+        for part, of in groups_of(slab, group_inputs):
+            part.sub_(zeros[rows, of, None]).mul_(scales[rows, of, None])
+        weights[rows] = slab
     return weights
 
 
@@ -124,10 +126,18 @@ def _unpack(packed: Tensor, bits: int, dim: int | None, order: tuple[int, ...]) 
         return (packed.short() + (1 << (bits - 1))).to(torch.uint8)
     if dim == 0:
         return _unpack(packed.T, bits, 1, order).T
+    if order != NATURAL:
+        return _unpack_places(packed, bits, order)
     codes = packed.contiguous().view(torch.uint8)
     if bits == 4:
         codes = torch.stack((codes & 15, codes >> 4), dim=-1).flatten(-2)
-    if order != NATURAL:
-        of_words = codes.view(len(codes), -1, len(order))
-        codes = of_words[..., [order.index(place) for place in NATURAL]].flatten(-2)
     return codes
+
+
+def _unpack_places(packed: Tensor, bits: int, order: tuple[int, ...]) -> Tensor:
+    """One place of all words after another, which is fast where the result is transposed."""
+    words = packed.T.contiguous()
+    codes = torch.empty((len(words), len(order), words.shape[1]), dtype=torch.uint8)
+    for place, index in enumerate(order):
+        codes[:, index] = (words >> place * bits).bitwise_and_((1 << bits) - 1)
+    return codes.flatten(0, 1).T

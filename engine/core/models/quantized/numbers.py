@@ -8,7 +8,7 @@ from torch import Tensor
 from engine.core.models.quantized.floats import E2M1, EXPONENT_OF_ONE
 from engine.core.models.quantized.integers import integer_parts, read_integer_numbers
 from engine.core.models.quantized.layouts import Integers, Mxfp4, QuantizedTensor
-from engine.core.models.quantized.parts import read_part
+from engine.core.models.quantized.parts import look_up, read_part
 from engine.core.models.weight_headers import StoredTensor
 from engine.core.ops.numbers import Numbers
 
@@ -48,8 +48,8 @@ def read_numbers(tensor: QuantizedTensor, part_inputs: int) -> Numbers:
     assert scales is not None
     doubled = torch.tensor([*(2 * v for v in E2M1), *(-2 * v for v in E2M1)])  # so they are whole
     moved = (doubled + ZERO).to(torch.uint8)
-    packed = read_part(tensor.parts["codes"]).int()
-    codes = moved[torch.stack((packed & 15, packed >> 4), dim=-1)].flatten(1)
+    packed = read_part(tensor.parts["codes"])
+    codes = look_up(moved, torch.stack((packed & 15, packed >> 4), dim=-1)).flatten(1)
     return Numbers(codes, scales, scales * -ZERO, 8, MXFP4_INPUTS)
 
 

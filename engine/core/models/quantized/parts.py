@@ -1,8 +1,10 @@
-"""`read_part`: one tensor of a safetensors file, read from its place.
+"""`read_part`: one tensor of a safetensors file, and what is done with all of its numbers.
 
 It is read instead of mapped: of a file that is cut meanwhile a read says so, where a mapping would
 end the process. And nobody reads the head of a large file again for each of its tensors.
 """
+
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
@@ -36,3 +38,21 @@ def read_part(tensor: StoredTensor) -> Tensor:
                 raise UnsupportedModelError(f"{tensor.file}: {problem}")
             left = left[num_bytes:]
     return content.view(DTYPES[tensor.dtype]).view(tensor.shape)
+
+
+def groups_of(rows: Tensor, group_inputs: int) -> Iterator[tuple[Tensor, slice]]:
+    """Views of [num_rows, inputs] as [num_rows, groups, inputs of one], and which groups these are.
+
+    The last group may have fewer inputs than the others, and is a view of its own then.
+    """
+    num_whole = rows.shape[1] // group_inputs
+    first = num_whole * group_inputs
+    if num_whole:
+        yield rows[:, :first].view(len(rows), num_whole, group_inputs), slice(num_whole)
+    if first < rows.shape[1]:
+        yield rows[:, None, first:], slice(num_whole, num_whole + 1)
+
+
+def look_up(table: Tensor, codes: Tensor) -> Tensor:
+    """Of each code its value in `table`; many times as fast as indexing with them."""
+    return table.index_select(0, codes.reshape(-1).int()).view(codes.shape)
