@@ -6,8 +6,8 @@ and reads them back by block table, so causality, windows and packing are ours a
 mask. A layer finds its cache, and the batch of this step, on an attribute of the calling module.
 
 A model that does not call the function would give plausible, wrong text; so
-engine/core/models/trial.py first runs a few tokens while each layer only notes what it is asked,
-and refuses the model unless every layer was called exactly once.
+engine/core/models/modules/trial.py first runs a few tokens while each layer only notes what it is
+asked, and refuses the model unless every layer was called exactly once.
 """
 
 from collections.abc import Callable

@@ -4,7 +4,7 @@ Only safetensors, no code from the folder, no network. What paged attention cann
 here, before the first request: a model that loads must give the text that transformers gives.
 
 A folder that holds one of the fused families and nothing else is read without transformers
-(`fused/plain_config.py`); every other one is transformers' business (`general.py`).
+(`fused/plain_config.py`); every other one is transformers' business (`modules/general.py`).
 """
 
 import logging
@@ -107,7 +107,7 @@ def load_model(config: EngineConfig, ops: Ops) -> LoadedModel:
         except (ValueError, OSError) as error:  # parameters of another model, or no memory
             raise UnsupportedModelError(f"{folder}: {describe(error)}") from None
     else:
-        from engine.core.models import general
+        from engine.core.models.modules import general
 
         later_dtype = None if built.read_dtype == built.dtype else built.dtype
         layers, adapters = general.attach(model, config, hf_config, context, later_dtype)
@@ -177,7 +177,7 @@ def _build_plain(config: EngineConfig, checkpoint: Checkpoint, ops: Ops) -> _Bui
 
 def _build_general(config: EngineConfig, checkpoint: Checkpoint, ops: Ops) -> _BuiltModel:
     """The model as transformers makes it. Raises UnsupportedModelError."""
-    from engine.core.models import general, text_half
+    from engine.core.models.modules import general, text_half
 
     with reading(checkpoint.config_file):
         whole_config, hf_config = general.read_configs(checkpoint)
@@ -256,7 +256,7 @@ def drop_weights(loaded: LoadedModel) -> None:
         loaded.fused.drop_weights()
     shape.drop_weights(loaded.model)
     if loaded.fused is None:
-        from engine.core.models import general
+        from engine.core.models.modules import general
 
         general.drop_packed(loaded.model)
 

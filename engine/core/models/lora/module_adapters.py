@@ -2,7 +2,7 @@
 
 Each layer that may be adapted has a hook, which adds to the rows of a step that have an adapter
 what it says, and leaves the others as they are. A row's sum has one order, however many rows there
-are (engine/core/models/linear.py), so that no answer depends on who else has the adapter.
+are (engine/core/models/modules/linear.py), so that no answer depends on who else has the adapter.
 """
 
 from collections.abc import Callable
@@ -15,8 +15,8 @@ from torch.nn import functional
 from transformers.pytorch_utils import Conv1D
 
 from engine.core.attention.paged import StepContext
-from engine.core.models.linear import PackedLinear
 from engine.core.models.lora.adapter_folder import AdapterWeights, LowRank
+from engine.core.models.modules.linear import PackedLinear
 from engine.core.tensors.batch import AdapterRows, round_up
 
 Delta = Callable[[Tensor], Tensor]  # [num_rows, inputs] → [num_rows, outputs], float32

@@ -19,8 +19,8 @@ from torch.nn import functional
 
 from engine import demo_model
 from engine.config import EngineConfig
-from engine.core.models.linear import PackedLinear
 from engine.core.models.loader import LoadedModel, load_model
+from engine.core.models.modules.linear import PackedLinear
 from engine.core.ops import library as ops
 from engine.core.runner.invariance import Layer, RowProbe
 from engine.core.runner.model_runner import ModelRunner

@@ -12,8 +12,8 @@ from engine.config import EngineConfig
 from engine.core.models import loader
 from engine.core.models.fused import support
 from engine.core.models.fused.decoder import FusedDecoder, fuse
-from engine.core.models.linear import PackedLinear
 from engine.core.models.loader import LoadedModel, load_model
+from engine.core.models.modules.linear import PackedLinear
 from engine.core.ops import library as ops
 from engine.core.runner.model_runner import ModelRunner
 from engine.core.tensors.batch import Batch

@@ -12,7 +12,7 @@ from torch import Tensor
 from engine.core.models.checkpoint import check_folder
 from engine.core.models.fused.decoder import FusedDecoder
 from engine.core.models.fused.plain_config import read_plain_config
-from engine.core.models.linear import PackedLinear
+from engine.core.models.modules.linear import PackedLinear
 from engine.core.ops.packing import PackedWeight
 from tests.engine.core.runner.test_model_runner import few_bit_logits
 from tests.engine.helpers import greedy_oracle

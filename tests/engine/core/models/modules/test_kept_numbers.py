@@ -8,7 +8,7 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from engine.core.models.checkpoint import check_folder
-from engine.core.models.kept_numbers import StandIn, attach_kept, find_kept
+from engine.core.models.modules.kept_numbers import StandIn, attach_kept, find_kept
 from engine.core.models.stored_weights import StoredNumbers, numbers_of
 from engine.errors import UnsupportedModelError
 from tests.engine.helpers.published.formats import FORMATS, change, declare, write

@@ -21,8 +21,8 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_MULTIMODAL_LM_MAPPI
 from engine.config import EngineConfig
 from engine.core.models.checkpoint import check_folder
 from engine.core.models.fused.support import WHOLES
-from engine.core.models.general import read_configs
 from engine.core.models.loader import LoadedModel, load_model
+from engine.core.models.modules.general import read_configs
 from engine.core.models.weight_headers import WEIGHTS
 from engine.core.ops import library as ops
 from engine.errors import UnsupportedModelError

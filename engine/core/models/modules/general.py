@@ -15,11 +15,11 @@ from transformers import AutoConfig, GenerationConfig
 from engine.config import EngineConfig
 from engine.core.attention import paged as attention
 from engine.core.attention.paged import PagedLayer, StepContext
-from engine.core.models import experts, linear, text_half, trial
 from engine.core.models.checkpoint import Checkpoint
-from engine.core.models.implied_shapes import check_names, check_size, mismatch
-from engine.core.models.kept_numbers import Kept, StandIn, attach_kept, find_kept
 from engine.core.models.lora.module_adapters import ModuleAdapters
+from engine.core.models.modules import experts, linear, text_half, trial
+from engine.core.models.modules.implied_shapes import check_names, check_size, mismatch
+from engine.core.models.modules.kept_numbers import Kept, StandIn, attach_kept, find_kept
 from engine.core.models.quantized.methods import FIELD
 from engine.core.models.stored_weights import LazyWeight, lazy_weights
 from engine.core.ops.library import Ops

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from engine.core.attention.paged import PagedLayer
-from engine.core.models.text_half import skipped_layers
+from engine.core.models.modules.text_half import skipped_layers
 from engine.errors import UnsupportedModelError
 from engine.folder.model_files import describe
 

@@ -15,7 +15,7 @@ from torch.nn import functional
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 from engine.core.attention.paged import LAYER_ATTRIBUTE, StepContext
-from engine.core.models.linear import PackedLinear
+from engine.core.models.modules.linear import PackedLinear
 from engine.core.models.stored_weights import StoredNumbers
 from engine.core.tensors.batch import round_up
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers.pytorch_utils import Conv1D
 
-from engine.core.models.linear import PackedLinear, pack_layers
+from engine.core.models.modules.linear import PackedLinear, pack_layers
 from engine.core.ops import library as ops
 from tests.helpers.built_kernels import needs_kernels
 

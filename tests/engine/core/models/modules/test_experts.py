@@ -11,7 +11,7 @@ from transformers.models.gpt_oss.modeling_gpt_oss import GptOssExperts
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeExperts
 
 from engine.core.attention.paged import LAYER_ATTRIBUTE, StepContext
-from engine.core.models.experts import attach_experts, padded_experts_forward
+from engine.core.models.modules.experts import attach_experts, padded_experts_forward
 from engine.core.ops import library as ops
 
 NUM_EXPERTS = 6
