@@ -17,6 +17,8 @@ MAX_LAYERS = 10_000
 MAX_SIZE = 1 << 27  # of anything that has a weight for each
 MAX_POSITIONS = 1 << 30
 
+# Those that text is in: of a model that also speaks, the one that thinks of what to say.
+PARTS = ("thinker_config", "text_config")
 LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 POSITIONS = ("max_position_embeddings", "n_positions", "original_max_position_embeddings")
 _SIZES = (
@@ -44,7 +46,7 @@ _TYPES: dict[str, tuple[type, str]] = {
     **dict.fromkeys(("model_type", "hidden_act", "rope_type", "type"), (str, "text")),
     **dict.fromkeys(("architectures", "layer_types"), (list, "a list")),
     **dict.fromkeys(
-        ("text_config", "quantization_config", "rope_scaling", "rope_parameters"),
+        (*PARTS, "quantization_config", "rope_scaling", "rope_parameters"),
         (dict, "an object"),
     ),
 }
@@ -71,8 +73,17 @@ def check_config(file: Path, config: Mapping[str, Any]) -> None:
 
 def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """The part of config.json that describes the language model."""
-    text = config.get("text_config")
-    return text if isinstance(text, dict) else config
+    return parts_of(config)[-1]
+
+
+def parts_of(config: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """config.json, and the parts in each other that lead to its language model."""
+    parts = [config]
+    for name in PARTS:
+        inner = parts[-1].get(name)
+        if isinstance(inner, dict):
+            parts.append(inner)
+    return parts
 
 
 def vocab_size(config: Mapping[str, Any]) -> int | None:
@@ -112,7 +123,7 @@ def check_token_ids(file: Path, config: Mapping[str, Any], vocab_size: int | Non
 def _sections(config: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """config.json's own fields, and those objects in it that our fields are in, with their path."""
     yield "", config
-    for name in ("text_config", "rope_scaling", "rope_parameters"):
+    for name in (*PARTS, "rope_scaling", "rope_parameters"):
         inner = config.get(name)
         if isinstance(inner, dict):
             for prefix, section in _sections(inner):

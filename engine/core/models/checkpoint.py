@@ -18,6 +18,7 @@ from engine.core.models.weight_headers import INDEX, StoredTensor, num_stored_la
 from engine.errors import UnsupportedModelError
 from engine.folder.gguf.link import read_link
 from engine.folder.model_config import (
+    PARTS,
     check_config,
     check_token_ids,
     num_layers,
@@ -120,7 +121,7 @@ def check_unchanged(checkpoint: Checkpoint, stamps: Mapping[Path, tuple[int, int
 def _of_floats(config: Mapping[str, Any]) -> dict[str, Any]:
     """config.json as if nobody had quantized the weights."""
     return {
-        name: _of_floats(value) if name == "text_config" and isinstance(value, dict) else value
+        name: _of_floats(value) if name in PARTS and isinstance(value, dict) else value
         for name, value in config.items()
         if name != FIELD
     }

@@ -196,7 +196,7 @@ def _build_general(config: EngineConfig, checkpoint: Checkpoint, ops: Ops) -> _B
     if config.quantization and dtype == torch.float32 and not is_fused:
         read_dtype = _own_dtype(hf_config)  # float32 would need twice the memory for a moment
     overrides = {"tie_word_embeddings": True} if is_classifier else {}
-    is_packed = device.type == "cpu" and ops.name == "cpu" and not is_fused
+    is_packed = device.type == "cpu" and ops.name == "cpu"
     model, unexpected = general.build(
         checkpoint,
         whole_config,

@@ -60,8 +60,7 @@ def check_all_taken(
     """
     parts = [re.escape(name.removeprefix("model.")) for name in left_out]
     besides = re.compile(rf"(model\.)?({'|'.join(parts)})(\.|$)" if parts else "(?!)")
-    spare = checkpoint.zero_biases
-    names = [name for name in unexpected if name not in spare and not besides.match(name)]
+    names = [name for name in unexpected if not besides.match(name)]
     guessing = _guessing_layers(names, config)
     left = sorted(
         name for name in names if not is_harmless(name) and _layer_of(name) not in guessing

@@ -4,7 +4,6 @@ It is imported for those alone, because transformers takes as long to import as 
 """
 
 import copy
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,6 +19,7 @@ from engine.core.models.lora.module_adapters import ModuleAdapters
 from engine.core.models.modules import experts, linear, text_half, trial
 from engine.core.models.modules.implied_shapes import check_names, check_size, mismatch
 from engine.core.models.modules.kept_numbers import Kept, StandIn, attach_kept, find_kept
+from engine.core.models.modules.weight_names import places_in
 from engine.core.models.quantized.methods import FIELD
 from engine.core.models.stored_weights import LazyWeight, lazy_weights
 from engine.core.ops.library import Ops
@@ -113,16 +113,9 @@ def build(
             check_size(checkpoint, whole, like)
             _check_generation_config(checkpoint)
             faulty = folder
-            source: Path | None = folder
-            weights: dict[str, LazyWeight | StandIn] = {}
-            kept: dict[str, Kept] = {}
-            if checkpoint.is_of_codes:  # which it gets as floats, one after another
-                source = None
-                kept = find_kept(like, checkpoint) if keeps_numbers else {}
-                weights = {**lazy_weights(checkpoint, dtype)}
-                weights |= {name: StandIn(checkpoint.tensors[name].shape, dtype) for name in kept}
+            weights, kept = _weights_as_floats(like, checkpoint, dtype, keeps_numbers)
             model, report = type(like).from_pretrained(
-                source,
+                None if weights else folder,
                 config=whole,
                 state_dict=weights or None,
                 dtype=dtype,
@@ -135,7 +128,7 @@ def build(
             )
             for weight in weights.values():
                 weight.check()
-            attach_kept(model, kept)
+            attach_kept(model, kept.values())
             if checkpoint.is_of_codes and checkpoint.generation_file.exists():
                 model.generation_config = GenerationConfig.from_pretrained(folder)
             missing = report["missing_keys"]
@@ -161,6 +154,26 @@ def build(
     if model.get_output_embeddings() is None:
         raise UnsupportedModelError(f"{config.model_type} has no output layer for tokens")
     return model, unexpected
+
+
+def _weights_as_floats(
+    like: nn.Module, checkpoint: Checkpoint, dtype: torch.dtype, keeps_numbers: bool
+) -> tuple[dict[str, LazyWeight | StandIn], dict[str, Kept]]:
+    """What transformers gets in the place of codes, which it does not read, and what stands there.
+
+    Nothing for a checkpoint of floats, whose files it reads itself.
+    """
+    weights: dict[str, LazyWeight | StandIn] = {}
+    kept: dict[str, Kept] = {}
+    if checkpoint.is_of_codes:
+        places = places_in(like, checkpoint.tensors)
+        if keeps_numbers:
+            kept = find_kept(like, checkpoint, places)
+        weights |= lazy_weights(checkpoint, dtype)
+        weights |= {name: StandIn(checkpoint.tensors[name].shape, dtype) for name in kept}
+        for name in checkpoint.zero_biases - places.keys():
+            del weights[name]
+    return weights, kept
 
 
 def attach(

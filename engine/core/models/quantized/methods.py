@@ -19,7 +19,7 @@ from engine.core.models.quantized.formats.mxfp4 import find_mxfp4
 from engine.core.models.quantized.shelf import Shelf
 from engine.core.models.weight_headers import StoredTensor
 from engine.errors import UnsupportedModelError
-from engine.folder.model_config import text_config
+from engine.folder.model_config import parts_of
 from engine.folder.model_files import read_json
 
 FIELD = "quantization_config"
@@ -72,7 +72,7 @@ def find_quantized(
 
 
 def _declaration(folder: Path, config: Mapping[str, Any]) -> Declaration | None:
-    for part in (config, text_config(config)):
+    for part in parts_of(config):
         if part.get(FIELD):
             return Declaration(folder / "config.json", part[FIELD])
     said = read_json(folder / MODELOPT_FILE)

@@ -166,16 +166,20 @@ FORMATS: dict[str, Published] = {
 
 
 def write(
-    original: Path, to: Path, published: Published, names: str | None = None
+    original: Path, to: Path, published: Published, names: str | None = None, besides: str = ""
 ) -> tuple[Path, Path]:
-    """The checkpoint as published, and the same in float32. Tensors lie in one file."""
+    """The checkpoint as published, and the same in float32. Tensors lie in one file.
+
+    Weights whose names begin with `besides` are quantized by nobody.
+    """
     quantized, floats = to / "published", to / "floats"
     for folder in (quantized, floats):
         shutil.copytree(original, folder)
     stored, meant = dict(published.others), {}
     for name, weight in load_file(original / WEIGHTS).items():
         stored[name] = meant[name] = weight
-        if name.endswith(names or published.names):
+        is_left = besides and name.startswith(besides)
+        if name.endswith(names or published.names) and not is_left:
             tensors, meant[name] = published.write(name.removesuffix(".weight"), weight)
             stored = {other: kept for other, kept in stored.items() if other != name} | tensors
     stored = {name: tensor.clone() for name, tensor in stored.items()}  # a file shares none

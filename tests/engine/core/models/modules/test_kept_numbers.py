@@ -8,7 +8,8 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from engine.core.models.checkpoint import check_folder
-from engine.core.models.modules.kept_numbers import StandIn, attach_kept, find_kept
+from engine.core.models.modules.kept_numbers import Kept, StandIn, attach_kept, find_kept
+from engine.core.models.modules.weight_names import places_in
 from engine.core.models.stored_weights import StoredNumbers, numbers_of
 from engine.errors import UnsupportedModelError
 from tests.engine.helpers.published.formats import FORMATS, change, declare, write
@@ -30,6 +31,11 @@ def model_of(folder: Path) -> nn.Module:
     return model
 
 
+def kept_of(model: nn.Module, folder: Path) -> dict[str, Kept]:
+    checkpoint = check_folder(folder)
+    return find_kept(model, checkpoint, places_in(model, checkpoint.tensors))
+
+
 def test_stand_in_has_shape_and_type_and_no_memory() -> None:
     weight = StandIn((1 << 20, 1 << 20), torch.bfloat16)[...]
     assert (tuple(weight.shape), weight.dtype) == ((1 << 20, 1 << 20), torch.bfloat16)
@@ -38,23 +44,23 @@ def test_stand_in_has_shape_and_type_and_no_memory() -> None:
 
 def test_linear_layers_are_told_where_their_weights_lie(published: Path) -> None:
     model = model_of(published)
-    kept = find_kept(model, check_folder(published))
+    kept = kept_of(model, published)
     assert len(kept) == 3 * 7 and UP in kept
     for name in kept:
         owner = model.get_submodule(name.rpartition(".")[0])
         shape = tuple(owner.get_parameter("weight").shape)
         weight = StandIn(shape, torch.float32)[...]
         owner.register_parameter("weight", nn.Parameter(weight, requires_grad=False))
-    attach_kept(model, kept)
+    attach_kept(model, kept.values())
     stored = numbers_of(model.get_submodule(UP.removesuffix(".weight")))
-    assert isinstance(stored, StoredNumbers) and stored == kept[UP]
+    assert isinstance(stored, StoredNumbers) and stored == kept[UP].stored
 
 
 def test_stand_in_that_is_not_where_it_belongs_is_refused(published: Path) -> None:
     model = model_of(published).to_empty(device="cpu")
-    kept = find_kept(model_of(published), check_folder(published))
+    kept = kept_of(model_of(published), published)
     with pytest.raises(UnsupportedModelError, match="is not where the model has it"):
-        attach_kept(model, kept)
+        attach_kept(model, kept.values())
 
 
 def test_output_layer_that_is_tied_to_the_embeddings_is_not_kept(published: Path) -> None:
@@ -65,7 +71,6 @@ def test_output_layer_that_is_tied_to_the_embeddings_is_not_kept(published: Path
         del tensors["lm_head.weight"]
 
     change(published, quantize_head)
-    checkpoint = check_folder(published)
-    assert "lm_head.weight" in find_kept(model_of(published), checkpoint)
+    assert "lm_head.weight" in kept_of(model_of(published), published)
     declare(published, FORMATS["awq"].config, tie_word_embeddings=True)
-    assert "lm_head.weight" not in find_kept(model_of(published), checkpoint)
+    assert "lm_head.weight" not in kept_of(model_of(published), published)
