@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from engine.errors import UnsupportedModelError
 from engine.folder.model_files import wrong
 
 MAX_LAYERS = 10_000
@@ -59,11 +58,10 @@ TOKEN_IDS = ("eos_token_id", "bos_token_id", "pad_token_id")
 
 def check_config(file: Path, config: Mapping[str, Any]) -> None:
     """Raise `UnsupportedModelError` for a field that no model can have. `file` is config.json."""
-    if "auto_map" in config:
-        problem = "needs code of its own (auto_map), which never runs"
-        raise UnsupportedModelError(f"{file}: {problem}")
     if "model_type" in config and config["model_type"] is None:
         raise wrong(file, "model_type", None, "must be text")
+    if "auto_map" in config:
+        _check_names_of_code(file, config["auto_map"])
     for prefix, section in _sections(config):
         for name, value in section.items():
             if value is not None:
@@ -84,6 +82,17 @@ def parts_of(config: Mapping[str, Any]) -> list[Mapping[str, Any]]:
         if isinstance(inner, dict):
             parts.append(inner)
     return parts
+
+
+def own_code_problem(config: Mapping[str, Any]) -> str | None:
+    """What is wrong with a config of a type that only the folder's own code would know, if it is.
+
+    `auto_map` names that code. It never runs, also where it is not needed.
+    """
+    if "auto_map" not in config:
+        return None
+    family = config.get("model_type")
+    return f"{family!r} needs code of its own (auto_map), which never runs"
 
 
 def vocab_size(config: Mapping[str, Any]) -> int | None:
@@ -131,6 +140,13 @@ def _sections(config: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any
     for name, inner in config.items():  # rope parameters for each type of layer
         if name.endswith("_attention") and isinstance(inner, dict):
             yield f"{name}.", inner
+
+
+def _check_names_of_code(file: Path, value: Any) -> None:
+    """They are used for nothing, but libraries look whether there are any."""
+    names = value.values() if isinstance(value, dict) else [None]
+    if not all(isinstance(name, str | list) for name in names):
+        raise wrong(file, "auto_map", value, "must be an object of names")
 
 
 def _check_field(file: Path, prefix: str, name: str, value: Any) -> None:

@@ -7,7 +7,7 @@ Loading decides: here is only what the list of models says before.
 from collections.abc import Mapping
 from typing import Any
 
-from engine.folder.model_config import text_config
+from engine.folder.model_config import own_code_problem, text_config
 
 RUNNING = frozenset(
     """
@@ -41,6 +41,8 @@ def family_problem(config: Mapping[str, Any]) -> str | None:
     if family is None:
         return "its config.json names no model_type"
     if family not in RUNNING:
+        if problem := own_code_problem(config):
+            return problem
         return f"{family} is no family of language models that is known to run"
     text = text_config(config)
     if text.get("is_encoder_decoder"):

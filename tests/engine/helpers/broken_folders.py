@@ -282,7 +282,7 @@ _CONFIGS: dict[str, tuple[dict[str, Any], str]] = {  # fields → the field that
     "model_type_unknown": ({"model_type": "evil"}, "evil"),
     "model_type_number": ({"model_type": 5}, "model_type"),
     "model_type_none": ({"model_type": None}, "model_type"),
-    "own_code": ({"auto_map": {"AutoModel": "evil.py"}}, "auto_map"),
+    "own_code": ({"auto_map": {"AutoModel": "evil.py"}, "model_type": "evil"}, "auto_map"),
     "dtype_unknown": ({"dtype": "evil"}, "evil"),
     "dtype_whole": ({"dtype": "int8"}, "int8"),
     "dtype_number": ({"dtype": 32}, "32"),

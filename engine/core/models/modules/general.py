@@ -10,6 +10,7 @@ import torch
 import transformers
 from torch import nn
 from transformers import AutoConfig, GenerationConfig
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from engine.config import EngineConfig
 from engine.core.attention import paged as attention
@@ -24,6 +25,7 @@ from engine.core.models.quantized.methods import FIELD
 from engine.core.models.stored_weights import LazyWeight, lazy_weights
 from engine.core.ops.library import Ops
 from engine.errors import UnsupportedModelError
+from engine.folder.model_config import own_code_problem
 from engine.folder.model_files import describe, reading
 
 ATTENTION_TYPES = {"full_attention", "sliding_attention"}
@@ -32,10 +34,14 @@ ATTENTION_TYPES = {"full_attention", "sliding_attention"}
 def read_configs(checkpoint: Checkpoint) -> tuple[Any, Any]:
     """The whole config, and of it the part for text, which mostly is the same.
 
-    Neither says anything of quantization: transformers gets weights that are floats.
+    Neither says anything of quantization, as transformers gets weights that are floats, nor of code
+    in the folder.
 
     Raises UnsupportedModelError for what paged attention cannot do, and whatever transformers does.
     """
+    is_known = checkpoint.config.get("model_type") in CONFIG_MAPPING
+    if not is_known and (problem := own_code_problem(checkpoint.config)):
+        raise UnsupportedModelError(f"{checkpoint.config_file}: {problem}")
     config = AutoConfig.from_pretrained(
         checkpoint.folder, local_files_only=True, trust_remote_code=False
     )
@@ -44,8 +50,9 @@ def read_configs(checkpoint: Checkpoint) -> tuple[Any, Any]:
     for part in (whole, text_config):
         if part.dtype is None:  # it is said once, of all parts
             part.dtype = config.dtype
-        if hasattr(part, FIELD):
-            delattr(part, FIELD)
+        for field in (FIELD, "auto_map"):
+            if hasattr(part, field):
+                delattr(part, field)
     check_names(checkpoint, text_config)
     _check_config(text_config)
     return whole, text_config

@@ -106,7 +106,7 @@ def test_architectures_we_cannot_page_are_refused_with_one_line(
 @pytest.mark.parametrize(
     ("fields", "problem"),
     [
-        ({"auto_map": {"AutoModel": "evil.py"}}, "code of its own"),
+        ({"auto_map": {"AutoModel": "a.B"}, "model_type": "evil"}, "'evil' needs code of its own"),
         ({"model_type": "nonsense"}, "config.json"),
         ({"layer_types": ["full_attention", "linear_attention", "full_attention"]}, "linear"),
         ({"num_kv_shared_layers": 1}, "shares keys and values"),

@@ -50,6 +50,11 @@ def test_the_format_is_that_of_config_or_weights(
     assert model.runs is True
 
 
+def test_a_known_type_runs_whatever_code_its_folder_names(folder: Path) -> None:
+    change(folder, auto_map={"AutoModelForCausalLM": "modeling.Llama"})
+    assert described(folder).runs is True
+
+
 def test_what_only_loading_tells_is_said_to_be_in_doubt(folder: Path) -> None:
     change(folder, quantization_config={"quant_method": "gptq", "bits": 4})
     model = described(folder)
@@ -64,7 +69,7 @@ def test_what_only_loading_tells_is_said_to_be_in_doubt(folder: Path) -> None:
     [
         ({"model_type": "bert"}, "bert is no family of language models that is known to run"),
         ({"model_type": None}, "its config.json names no model_type"),
-        ({"auto_map": {"AutoModel": "a.B"}}, "config.json: needs code of its own"),
+        ({"auto_map": {"AutoModel": "a.B"}, "model_type": "evil"}, "'evil' needs code of its own"),
         ({"num_hidden_layers": -1}, "config.json: num_hidden_layers must be from 1 to"),
         ({"is_causal": False}, "llama reads a text in both directions"),
         ({"is_encoder_decoder": True}, "llama is an encoder-decoder"),
