@@ -71,9 +71,6 @@ def _size(model: LocalModel) -> str:
 
 
 def _verdict(model: LocalModel) -> Text:
-    problem = printable(model.problem or "")
-    if model.runs:
+    if model.problem is None:
         return Text("yes", "green")
-    if model.runs is None:
-        return Text(f"perhaps: {problem}", "yellow")
-    return Text(f"no: {problem}", "red")
+    return Text(f"no: {printable(model.problem)}", "red")

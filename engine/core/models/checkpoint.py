@@ -13,8 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from engine.core.models.gguf.headers import GgufTensor, read_gguf_headers
-from engine.core.models.quantized.methods import FIELD, Quantization, find_quantized
-from engine.core.models.weight_headers import INDEX, StoredTensor, num_stored_layers, read_headers
 from engine.errors import UnsupportedModelError
 from engine.folder.gguf.link import read_link
 from engine.folder.model_config import (
@@ -26,6 +24,8 @@ from engine.folder.model_config import (
     vocab_size,
 )
 from engine.folder.model_files import read_json
+from engine.folder.quantized.methods import FIELD, Quantization, find_quantized
+from engine.folder.weight_headers import INDEX, StoredTensor, num_stored_layers, read_headers
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,10 +13,10 @@ from torch import Tensor
 from engine.core.models.checkpoint import Checkpoint
 from engine.core.models.gguf.headers import GgufTensor
 from engine.core.models.quantized.floats import read_floats
-from engine.core.models.quantized.layouts import QuantizedTensor
 from engine.core.models.quantized.numbers import number_kind, read_numbers
-from engine.core.models.weight_headers import StoredTensor
 from engine.core.ops.numbers import Numbers
+from engine.folder.quantized.layouts import QuantizedTensor
+from engine.folder.weight_headers import StoredTensor
 
 _FLOATS = frozenset(("F32", "F16", "BF16"))
 

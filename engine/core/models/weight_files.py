@@ -13,8 +13,8 @@ from typing import Any
 
 from engine.core.models.checkpoint import Checkpoint
 from engine.core.models.gguf.headers import GgufTensor
-from engine.core.models.quantized.layouts import QuantizedTensor
 from engine.errors import UnsupportedModelError
+from engine.folder.quantized.layouts import QuantizedTensor
 
 FLOATS = frozenset(("F64", "F32", "F16", "BF16"))  # as safetensors names them
 

@@ -1,4 +1,7 @@
-"""What a checkpoint in Hugging Face's form is, by config.json and the names of its files."""
+"""What a checkpoint in Hugging Face's form is, by config.json and the names of its files.
+
+Where its weights are quantized, the heads of these are read as well, and checked as for loading.
+"""
 
 import json
 from collections import Counter
@@ -10,11 +13,11 @@ from engine.errors import UnsupportedModelError
 from engine.folder.caches.families import family_problem
 from engine.folder.caches.found import Found, reason
 from engine.folder.caches.local_model import LocalModel
-from engine.folder.model_config import POSITIONS, check_config, text_config
+from engine.folder.model_config import POSITIONS, check_config, parts_of, text_config
 from engine.folder.model_files import exists, open_file, read_json
+from engine.folder.quantized.methods import FIELD, MODELOPT_FILE, find_quantized
+from engine.folder.weight_headers import INDEX, WEIGHTS, read_headers
 
-WEIGHTS = "model.safetensors"
-INDEX = "model.safetensors.index.json"
 MAX_HEADER_BYTES = 16 << 20  # that is read here, for the type of the weights alone
 TOKENIZERS = (("tokenizer.json",), ("vocab.json", "merges.txt"))
 _TYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
@@ -24,14 +27,14 @@ def describe_checkpoint(found: Found, size: int) -> LocalModel:
     """Never raises for what a file holds: that is the problem of the model."""
     files = found.folder or {}
     config: dict[str, Any] = {}
-    problem, is_certain = found.problem, True
+    problem = found.problem
     try:
         config = _config(files)
         problem = problem or family_problem(config) or _missing(files)
-        if problem is None and (problem := _quantization(config)):
-            is_certain = "quant_method" not in config["quantization_config"]
+        if problem is None and _method(files, config) is not None:
+            find_quantized(found.path, config, read_headers(found.path))
     except UnsupportedModelError as error:
-        problem = problem or _named(error, files)
+        problem = problem or _named(error, found)
     context = [text_config(config).get(name) for name in POSITIONS[:2]]
     family = config.get("model_type")
     return LocalModel(
@@ -41,7 +44,6 @@ def describe_checkpoint(found: Found, size: int) -> LocalModel:
         architecture=family if isinstance(family, str) else None,
         context_length=next((each for each in context if type(each) is int and each > 0), None),
         problem=problem,
-        is_certain=is_certain,
     )
 
 
@@ -71,23 +73,21 @@ def _missing(files: Mapping[str, Path]) -> str | None:
     return None
 
 
-def _quantization(config: Mapping[str, Any]) -> str | None:
-    declared = config.get("quantization_config")
-    if not declared:
-        return None
-    method = declared.get("quant_method")
-    if method is None:
-        return "its weights are quantized by a method that has no name"
-    return f"its weights are quantized by {method!r}, which is tried when it is loaded"
+def _method(files: Mapping[str, Path], config: Mapping[str, Any]) -> str | None:
+    """By which weights are quantized; empty if it has no name, and None if they are not."""
+    for part in parts_of(config):
+        if declared := part.get(FIELD):
+            method = declared.get("quant_method")
+            return method if isinstance(method, str) else ""
+    return "modelopt" if MODELOPT_FILE in files else None
 
 
 def _format(files: Mapping[str, Path], config: Mapping[str, Any]) -> str:
     weights = sorted(name for name in files if name.endswith(".safetensors"))
     if not weights:
         return ""
-    declared = config.get("quantization_config")
-    if isinstance(declared, dict) and isinstance(declared.get("quant_method"), str):
-        return f"safetensors {declared['quant_method']}"
+    if method := _method(files, config):
+        return f"safetensors {method}"
     text = text_config(config)
     said = text.get("dtype") or text.get("torch_dtype") or config.get("torch_dtype")
     kind = said if isinstance(said, str) else _stored_type(files[weights[0]])
@@ -110,9 +110,10 @@ def _stored_type(file: Path) -> str:
     return _TYPES.get(most, most)
 
 
-def _named(error: Exception, files: Mapping[str, Path]) -> str:
-    """The line with the name of a file in the place of the path of its blob."""
-    for name, file in files.items():
-        if (text := reason(error, file)) != str(error):
-            return f"{name}: {text}"
+def _named(error: Exception, found: Found) -> str:
+    """The line with the name of a file in the place of its path, or that of its blob."""
+    for name, file in (found.folder or {}).items():
+        for place in (file, found.path / name):
+            if (text := reason(error, place)) != str(error):
+                return f"{name}: {text}"
     return str(error)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class LocalModel:
-    """`runs` is None where only loading it tells; `problem` then says what is in doubt."""
+    """`problem` says why it does not run, as far as its files tell without loading it."""
 
     name: str  # as `--model` takes it
     format: str  # such as `safetensors bfloat16`, `GGUF Q4_K_M`; empty: unknown
@@ -13,10 +13,7 @@ class LocalModel:
     architecture: str | None = None
     context_length: int | None = None
     problem: str | None = None  # in one line
-    is_certain: bool = True  # that it is refused for its problem
 
     @property
-    def runs(self) -> bool | None:
-        if self.problem is None:
-            return True
-        return False if self.is_certain else None
+    def runs(self) -> bool:
+        return self.problem is None

@@ -50,8 +50,9 @@ def test_a_row_shows_what_a_model_is_and_whether_it_runs(
     heading, *rows = (line.split() for line in table.splitlines())
     assert heading == ["name", "format", "architecture", "context", "size", "runs"]
     megabytes = f"{tiny_gguf.stat().st_size / 1e6:.1f}"
-    doubt = "perhaps: its weights are quantized by 'awq', which is tried when it is loaded".split()
-    assert rows[0] == ["org/tiny", "safetensors", "awq", "llama", "512", "0.6", "MB", *doubt]
+    said = "config.json: says that its weights are quantized by 'awq', but none of them is"
+    refused = f"no: {said}".split()
+    assert rows[0] == ["org/tiny", "safetensors", "awq", "llama", "512", "0.6", "MB", *refused]
     problem = "no: its manifest names 0 GGUF files, not one".split()
     assert rows[1] == ["ollama:empty:latest", "0.0", "MB", *problem]
     assert rows[2] == ["ollama:tiny:1b", "GGUF", "Q8_0", "llama", "512", megabytes, "MB", "yes"]

@@ -11,9 +11,9 @@ from typing import Any, Self
 
 from engine.core.models.checkpoint import Checkpoint
 from engine.core.models.gguf.headers import GgufTensor
-from engine.core.models.quantized.layouts import QuantizedTensor
-from engine.core.models.weight_headers import StoredTensor
 from engine.folder.model_files import read_json
+from engine.folder.quantized.layouts import QuantizedTensor
+from engine.folder.weight_headers import StoredTensor
 
 CLASSES = {  # of what generates text, in transformers
     "llama": "LlamaForCausalLM",

@@ -4,12 +4,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from engine.core.models.weight_headers import StoredTensor
 from engine.errors import UnsupportedModelError
 from engine.folder.gguf.link import GgufLink
 from engine.folder.gguf.parts import read_parts
 from engine.folder.gguf.tensors import ROPE_FACTORS, checkpoint_name, num_interleaved_heads
 from engine.folder.gguf.types import READABLE, BlockType
+from engine.folder.weight_headers import StoredTensor
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,12 +21,12 @@ from engine.core.models.modules import experts, linear, text_half, trial
 from engine.core.models.modules.implied_shapes import check_names, check_size, mismatch
 from engine.core.models.modules.kept_numbers import Kept, StandIn, attach_kept, find_kept
 from engine.core.models.modules.weight_names import places_in
-from engine.core.models.quantized.methods import FIELD
 from engine.core.models.stored_weights import LazyWeight, lazy_weights
 from engine.core.ops.library import Ops
 from engine.errors import UnsupportedModelError
 from engine.folder.model_config import own_code_problem
 from engine.folder.model_files import describe, reading
+from engine.folder.quantized.methods import FIELD
 
 ATTENTION_TYPES = {"full_attention", "sliding_attention"}
 

@@ -18,10 +18,10 @@ from torch import Tensor, nn
 
 from engine.core.models.checkpoint import Checkpoint
 from engine.core.models.modules.weight_names import Place
-from engine.core.models.quantized.layouts import Mxfp4, QuantizedTensor
 from engine.core.models.quantized.numbers import matrices
 from engine.core.models.stored_weights import StoredNumbers, find_weight
 from engine.errors import UnsupportedModelError
+from engine.folder.quantized.layouts import Mxfp4, QuantizedTensor
 
 logger = logging.getLogger(__name__)
 

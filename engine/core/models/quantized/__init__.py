@@ -1,1 +1,1 @@
-"""Checkpoints whose weights others have quantized: AWQ, GPTQ, compressed-tensors, FP8 and more."""
+"""Weights that others have quantized, from codes to numbers or to floats."""

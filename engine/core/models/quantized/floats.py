@@ -4,8 +4,8 @@ import torch
 from torch import Tensor
 
 from engine.core.models.quantized.integers import read_integer_floats
-from engine.core.models.quantized.layouts import Fp8, Integers, Mxfp4, QuantizedTensor, Table
 from engine.core.models.quantized.parts import groups_of, look_up, read_part
+from engine.folder.quantized.layouts import Fp8, Integers, Mxfp4, QuantizedTensor, Table
 
 SLAB_WEIGHTS = 1 << 20
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # and the same with a sign

@@ -3,12 +3,12 @@
 import torch
 from torch import Tensor
 
-from engine.core.models.quantized.layouts import NATURAL, Integers, QuantizedTensor
 from engine.core.models.quantized.parts import groups_of, read_part
-from engine.core.models.weight_headers import StoredTensor
 from engine.core.ops.numbers import Numbers
 from engine.core.ops.packing import INTERLEAVED, PARTS
 from engine.errors import UnsupportedModelError
+from engine.folder.quantized.layouts import NATURAL, Integers, QuantizedTensor
+from engine.folder.weight_headers import StoredTensor
 
 PART_INPUTS = (32, 16)  # that kernels take, the better first
 MAX_ERROR = 2**-10  # of a scale that is rounded to float16, as a share of it

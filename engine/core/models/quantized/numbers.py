@@ -7,10 +7,10 @@ from torch import Tensor
 
 from engine.core.models.quantized.floats import E2M1, EXPONENT_OF_ONE
 from engine.core.models.quantized.integers import integer_parts, read_integer_numbers
-from engine.core.models.quantized.layouts import Integers, Mxfp4, QuantizedTensor
 from engine.core.models.quantized.parts import look_up, read_part
-from engine.core.models.weight_headers import StoredTensor
 from engine.core.ops.numbers import Numbers
+from engine.folder.quantized.layouts import Integers, Mxfp4, QuantizedTensor
+from engine.folder.weight_headers import StoredTensor
 
 ZERO = 128  # the code of 0 among those of eight bits
 MXFP4_INPUTS = 32

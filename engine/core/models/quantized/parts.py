@@ -9,8 +9,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from engine.core.models.weight_headers import StoredTensor
 from engine.errors import UnsupportedModelError
+from engine.folder.weight_headers import StoredTensor
 
 DTYPES = {
     "I8": torch.int8,

@@ -19,9 +19,9 @@ from engine.config import EngineConfig
 from engine.core.models.checkpoint import check_folder
 from engine.core.models.loader import LoadedModel, load_model
 from engine.core.models.weight_files import check_dtypes, is_harmless
-from engine.core.models.weight_headers import INDEX, WEIGHTS
 from engine.core.ops import library as ops
 from engine.errors import UnsupportedModelError
+from engine.folder.weight_headers import INDEX, WEIGHTS
 from tests.engine.helpers.greedy_oracle import check_equals_transformers
 from tests.helpers.built_kernels import needs_kernels
 from tests.helpers.tiny_model import build_tiny_model

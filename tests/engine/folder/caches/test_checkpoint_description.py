@@ -11,6 +11,9 @@ from engine.folder.caches.checkpoint_description import describe_checkpoint
 from engine.folder.caches.found import Found
 from engine.folder.caches.local_model import LocalModel
 from tests.engine.helpers.gguf.cache_folders import copied
+from tests.engine.helpers.published.formats import FORMATS, declare, write
+from tests.engine.helpers.published.formats import change as rewrite
+from tests.engine.helpers.published.writers import Tensors
 
 
 @pytest.fixture
@@ -55,13 +58,77 @@ def test_a_known_type_runs_whatever_code_its_folder_names(folder: Path) -> None:
     assert described(folder).runs is True
 
 
-def test_what_only_loading_tells_is_said_to_be_in_doubt(folder: Path) -> None:
-    change(folder, quantization_config={"quant_method": "gptq", "bits": 4})
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        ("awq", "awq"),
+        ("gptq, desc_act", "gptq"),
+        ("compressed, 8 bits", "compressed-tensors"),
+        ("fp8, blocks", "fp8"),
+        ("modelopt, a file of its own", "modelopt"),
+        ("nf4, nested", "bitsandbytes"),
+    ],
+)
+def test_a_published_checkpoint_that_is_read_runs(
+    name: str, shown: str, tiny: Path, tmp_path: Path
+) -> None:
+    model = described(write(tiny, tmp_path, FORMATS[name])[0])
+    assert (model.problem, model.runs, model.format) == (None, True, f"safetensors {shown}")
+
+
+def _without_scales(tensors: Tensors) -> None:
+    del tensors["model.layers.1.mlp.up_proj.scales"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "edit", "says"),
+    [
+        ({"bits": 3}, None, "config.json: quantization_config.bits must be 4"),
+        ({"quant_method": "quip"}, None, "config.json: quantization_config.quant_method must be"),
+        ({"quant_method": None}, None, "config.json: quantization_config.quant_method must be"),
+        ({}, _without_scales, "model.safetensors: model.layers.1.mlp.up_proj.qweight is there"),
+    ],
+)
+def test_a_published_checkpoint_that_is_refused_says_why(
+    fields: dict[str, Any],
+    edit: Callable[[Tensors], None] | None,
+    says: str,
+    tiny: Path,
+    tmp_path: Path,
+) -> None:
+    folder = write(tiny, tmp_path, FORMATS["awq"])[0]
+    declare(folder, {**FORMATS["awq"].config, **fields})
+    if edit is not None:
+        rewrite(folder, edit)
     model = described(folder)
-    assert (model.runs, model.format) == (None, "safetensors gptq")
-    assert "quantized by 'gptq'" in str(model.problem)
-    change(folder, quantization_config={"bits": 4})
-    assert described(folder).runs is False
+    assert model.runs is False
+    assert str(model.problem).startswith(says)
+    assert str(tmp_path) not in str(model.problem)
+
+
+def test_a_declaration_without_codes_is_refused(folder: Path) -> None:
+    change(folder, quantization_config={"quant_method": "fp8"})
+    assert "none of them is" in str(described(folder).problem)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"model_type": "qwen2_5_vl", "text_config": {"model_type": "qwen2_5_vl_text"}},
+        {"model_type": "kimi_k25", "auto_map": {}, "text_config": {"model_type": "kimi_k2"}},
+        {"model_type": "qwen2_5_omni", "thinker_config": {"text_config": {}}},
+    ],
+)
+def test_a_model_that_also_takes_pictures_runs(config: dict[str, Any], folder: Path) -> None:
+    text = config.get("thinker_config", config)["text_config"]
+    text["max_position_embeddings"] = 77
+    (folder / "config.json").write_text(json.dumps(config))
+    model = described(folder)
+    assert (model.problem, model.architecture) == (None, config["model_type"])
+    assert model.context_length == 77
+    text["layer_types"] = ["linear_attention"]
+    (folder / "config.json").write_text(json.dumps(config))
+    assert "has layers without paged attention" in str(described(folder).problem)
 
 
 @pytest.mark.parametrize(

@@ -23,10 +23,10 @@ from engine.core.models.checkpoint import check_folder
 from engine.core.models.fused.support import WHOLES
 from engine.core.models.loader import LoadedModel, load_model
 from engine.core.models.modules.general import read_configs
-from engine.core.models.weight_headers import WEIGHTS
 from engine.core.ops import library as ops
 from engine.errors import UnsupportedModelError
 from engine.folder.caches.families import RUNNING
+from engine.folder.weight_headers import WEIGHTS
 from tests.engine.helpers.family_models import build_family, family_config
 from tests.engine.helpers.greedy_oracle import Reference, make_prompts
 from tests.engine.helpers.lora.adapters import build_adapter, merged_model

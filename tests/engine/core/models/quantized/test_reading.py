@@ -8,10 +8,10 @@ import torch
 from safetensors.torch import save_file
 
 from engine.core.models.quantized.floats import read_floats
-from engine.core.models.quantized.layouts import QuantizedTensor
-from engine.core.models.quantized.methods import find_quantized
 from engine.core.models.quantized.numbers import NumberKind, matrices, number_kind, read_numbers
-from engine.core.models.weight_headers import read_headers
+from engine.folder.quantized.layouts import QuantizedTensor
+from engine.folder.quantized.methods import find_quantized
+from engine.folder.weight_headers import read_headers
 from tests.engine.helpers.published.formats import FORMATS, Published
 from tests.engine.helpers.published.writers import Codes, Tensors, gptq, mxfp4, pack
 

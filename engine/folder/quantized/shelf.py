@@ -3,9 +3,9 @@
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
-from engine.core.models.quantized.layouts import Layout, QuantizedTensor
-from engine.core.models.weight_headers import StoredTensor
 from engine.errors import UnsupportedModelError
+from engine.folder.quantized.layouts import Layout, QuantizedTensor
+from engine.folder.weight_headers import StoredTensor
 
 SCALES = ("F16", "BF16", "F32")
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from engine.core.models.weight_headers import StoredTensor
+from engine.folder.weight_headers import StoredTensor
 
 NATURAL = tuple(range(8))
 

@@ -7,12 +7,12 @@ multiplies such numbers, and is not done here.
 
 from dataclasses import dataclass
 
-from engine.core.models.quantized.declaration import Declaration
-from engine.core.models.quantized.formats.fp8 import NOT_OF_WEIGHTS, pair, put_fp8
-from engine.core.models.quantized.layouts import Integers
-from engine.core.models.quantized.shelf import SCALES, Shelf, expect, read_bytes, sizes
-from engine.core.models.weight_headers import StoredTensor
 from engine.errors import UnsupportedModelError
+from engine.folder.quantized.declaration import Declaration
+from engine.folder.quantized.formats.fp8 import NOT_OF_WEIGHTS, pair, put_fp8
+from engine.folder.quantized.layouts import Integers
+from engine.folder.quantized.shelf import SCALES, Shelf, expect, read_bytes, sizes
+from engine.folder.weight_headers import StoredTensor
 
 FORMATS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized")
 MIXED = "mixed-precision"  # of the whole, where each group names its own

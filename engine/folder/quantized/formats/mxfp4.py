@@ -1,8 +1,8 @@
 """MXFP4, as OpenAI publishes gpt-oss: experts in blocks of 32 values that share a power of two."""
 
-from engine.core.models.quantized.declaration import Declaration
-from engine.core.models.quantized.layouts import Mxfp4
-from engine.core.models.quantized.shelf import Shelf, expect, sizes
+from engine.folder.quantized.declaration import Declaration
+from engine.folder.quantized.layouts import Mxfp4
+from engine.folder.quantized.shelf import Shelf, expect, sizes
 
 BLOCK_INPUTS, BLOCK_BYTES = 32, 16
 

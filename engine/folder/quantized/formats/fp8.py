@@ -5,11 +5,11 @@ in spite of its name), and what AutoFP8 makes (`weight_scale`); `fbgemm_fp8` is 
 Nvidia's. Scales of activations, keys and values are left: nothing of that is rounded here.
 """
 
-from engine.core.models.quantized.declaration import Declaration
-from engine.core.models.quantized.layouts import Fp8
-from engine.core.models.quantized.shelf import SCALES, Shelf, expect, sizes
-from engine.core.models.weight_headers import StoredTensor
 from engine.errors import UnsupportedModelError
+from engine.folder.quantized.declaration import Declaration
+from engine.folder.quantized.layouts import Fp8
+from engine.folder.quantized.shelf import SCALES, Shelf, expect, sizes
+from engine.folder.weight_headers import StoredTensor
 
 WEIGHTS = ("F8_E4M3",)
 SCALE_NAMES = ("_scale_inv", "_scale")  # after that of the weight

@@ -9,18 +9,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from engine.core.models.quantized.declaration import Declaration
-from engine.core.models.quantized.formats.awq import find_awq
-from engine.core.models.quantized.formats.bitsandbytes import find_bitsandbytes
-from engine.core.models.quantized.formats.compressed import find_compressed
-from engine.core.models.quantized.formats.fp8 import find_fbgemm, find_fp8, find_modelopt
-from engine.core.models.quantized.formats.gptq import find_gptq
-from engine.core.models.quantized.formats.mxfp4 import find_mxfp4
-from engine.core.models.quantized.shelf import Shelf
-from engine.core.models.weight_headers import StoredTensor
 from engine.errors import UnsupportedModelError
 from engine.folder.model_config import parts_of
 from engine.folder.model_files import read_json
+from engine.folder.quantized.declaration import Declaration
+from engine.folder.quantized.formats.awq import find_awq
+from engine.folder.quantized.formats.bitsandbytes import find_bitsandbytes
+from engine.folder.quantized.formats.compressed import find_compressed
+from engine.folder.quantized.formats.fp8 import find_fbgemm, find_fp8, find_modelopt
+from engine.folder.quantized.formats.gptq import find_gptq
+from engine.folder.quantized.formats.mxfp4 import find_mxfp4
+from engine.folder.quantized.shelf import Shelf
+from engine.folder.weight_headers import StoredTensor
 
 FIELD = "quantization_config"
 MODELOPT_FILE = "hf_quant_config.json"  # of ModelOpt, in the place of that field

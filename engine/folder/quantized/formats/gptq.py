@@ -6,9 +6,9 @@ are. With `desc_act` an input may belong to any group. AutoGPTQ gave a bias to e
 where the model has none.
 """
 
-from engine.core.models.quantized.declaration import Declaration
-from engine.core.models.quantized.layouts import Integers
-from engine.core.models.quantized.shelf import SCALES, Shelf, expect, read_bytes, sizes
+from engine.folder.quantized.declaration import Declaration
+from engine.folder.quantized.layouts import Integers
+from engine.folder.quantized.shelf import SCALES, Shelf, expect, read_bytes, sizes
 
 WORD_BITS = 32
 BITS = (4, 8)

@@ -6,11 +6,11 @@ import json
 import math
 from typing import Any
 
-from engine.core.models.quantized.declaration import Declaration
-from engine.core.models.quantized.layouts import Integers, Table
-from engine.core.models.quantized.shelf import Shelf, expect, read_bytes, sizes
-from engine.core.models.weight_headers import StoredTensor
 from engine.errors import UnsupportedModelError
+from engine.folder.quantized.declaration import Declaration
+from engine.folder.quantized.layouts import Integers, Table
+from engine.folder.quantized.shelf import Shelf, expect, read_bytes, sizes
+from engine.folder.weight_headers import StoredTensor
 
 MAX_SIZE = 1 << 27
 LARGEST = 127  # code, which stands for the largest number of an output

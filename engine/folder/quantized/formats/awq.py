@@ -1,8 +1,8 @@
 """AWQ, as AutoAWQ publishes it: codes of four bits in the order of its `gemm` kernel."""
 
-from engine.core.models.quantized.declaration import Declaration
-from engine.core.models.quantized.layouts import Integers
-from engine.core.models.quantized.shelf import SCALES, Shelf, expect, sizes
+from engine.folder.quantized.declaration import Declaration
+from engine.folder.quantized.layouts import Integers
+from engine.folder.quantized.shelf import SCALES, Shelf, expect, sizes
 
 BITS, IN_WORD = 4, 8
 ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # the output of each place in a word, from the lowest bits
