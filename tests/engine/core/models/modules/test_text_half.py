@@ -20,7 +20,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_MULTIMODAL_LM_MAPPI
 
 from engine.config import EngineConfig
 from engine.core.models.checkpoint import check_folder
-from engine.core.models.fused.support import WHOLES
+from engine.core.models.fused.support import FAMILIES, WHOLES
 from engine.core.models.loader import LoadedModel, load_model
 from engine.core.models.modules.general import read_configs
 from engine.core.ops import library as ops
@@ -245,6 +245,14 @@ def test_the_table_in_the_docs_lists_every_half_that_runs_in_its_row() -> None:
     thinkers = {name for name in halves if name.endswith("_thinker")}
     assert set(re.findall(r"`(\w+)`", fused)) == WHOLES <= RUNNING
     assert set(re.findall(r"`(\w+)`", others)) == halves - WHOLES - thinkers
+
+
+def test_the_families_in_the_docs_are_those_that_run() -> None:
+    text = (ROOT / "docs" / "models.md").read_text().split("## Families")[1].split("\n## ")[0]
+    fused, others = (line for line in text.splitlines() if line.startswith(("| fused", "| trans")))
+    alone = RUNNING - {*MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES}
+    assert set(re.findall(r"`([\w-]+)`", fused)) == alone & FAMILIES
+    assert set(re.findall(r"`([\w-]+)`", others)) == alone - FAMILIES
 
 
 @needs_kernels
