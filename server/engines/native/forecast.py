@@ -4,18 +4,21 @@ An estimate, by what a core was seen to take (`tests/server/engines/native/test_
 weights in the numbers that are asked for, keys and values of one conversation, and a process.
 """
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from engine.core.models.checkpoint import Checkpoint, check_folder
-from engine.core.models.weight_headers import StoredTensor
+from engine.core.models.gguf.headers import GgufTensor
 from engine.core.runner import system_memory
 from engine.folder.caches.checkpoint_description import describe_checkpoint
 from engine.folder.caches.found import Found
 from engine.folder.caches.gguf_description import describe_gguf
 from engine.folder.gguf.link import read_link
 from engine.folder.model_config import num_layers, text_config
+from engine.folder.quantized.layouts import Integers, Mxfp4, QuantizedTensor
+from engine.folder.weight_headers import StoredTensor
 from server.config.models import ModelFacts
 from server.config.settings import Settings
 
@@ -27,6 +30,9 @@ FLOATS = frozenset(("F64", "F32", "F16", "BF16"))
 DTYPE_BYTES = {"float32": 4.0, "bfloat16": 2.0, "float16": 2.0}
 # Of a number that is rounded, with its share of a scale.
 QUANTIZED_BYTES = {"int8": 1.02, "int4": 0.57}
+MXFP4_BYTES = 9 / 8  # as which its numbers are packed
+# In the names of what takes pictures and sounds, or speaks: none of it is loaded.
+BESIDES_TEXT = re.compile(r"vision|visual|audio|projector|multi_modal|talker|(token|code)2wav")
 NATIVE_BFLOAT16 = ("avx512_bf16", "amx_bf16", "avx10")
 
 
@@ -34,8 +40,7 @@ def read_facts(settings: Settings, folder: Path) -> ModelFacts:
     """What the files in `folder` say. Raises `UnsupportedModelError`, as loading them would."""
     checkpoint = check_folder(folder)
     link = read_link(folder)
-    files = {tensor.file for tensor in checkpoint.tensors.values()}
-    size = sum(file.stat().st_size for file in files)
+    size = sum(file.stat().st_size for file in checkpoint.weight_files)
     if link is not None:
         about = describe_gguf(Found(folder.name, folder, gguf=link.files), size)
     else:
@@ -60,12 +65,14 @@ def _with_other_options(settings: Settings, checkpoint: Checkpoint) -> dict[str,
 
 def needed_bytes(settings: Settings, checkpoint: Checkpoint) -> int:
     """Of memory, to serve a model on the CPU."""
-    config = checkpoint.config
-    is_fused = config.get("model_type") in FUSED
-    process = PROCESS_BYTES if is_fused else PROCESS_BYTES + GENERAL_BYTES
+    config, text = checkpoint.config, text_config(checkpoint.config)
+    is_plain = config.get("model_type") in FUSED
+    process = PROCESS_BYTES if is_plain else PROCESS_BYTES + GENERAL_BYTES
+    has_others = text is not config
     weights = sum(
-        _tensor_bytes(settings, config, name, tensor, is_fused=is_fused)
+        _tensor_bytes(settings, config, name, tensor, is_fused=text.get("model_type") in FUSED)
         for name, tensor in checkpoint.tensors.items()
+        if not (has_others and BESIDES_TEXT.search(name))
     )
     return process + int(weights) + cache_bytes(settings, config)
 
@@ -119,15 +126,16 @@ def _tensor_bytes(
     for size in tensor.shape:
         numbers *= size
     is_table = "embed" in name and not config.get("tie_word_embeddings", False)
-    if tensor.dtype in FLOATS:
-        is_rounded = settings.quantize is not None and len(tensor.shape) > 1 and not is_table
-        if is_rounded:
-            return numbers * QUANTIZED_BYTES[settings.quantize or ""]
-        return numbers * _float_bytes(settings, tensor.dtype, is_fused=is_fused)
-    if is_fused:
+    if settings.quantize is not None and len(tensor.shape) > 1 and not is_table:
+        return numbers * QUANTIZED_BYTES[settings.quantize]
+    if isinstance(tensor, QuantizedTensor) and settings.dtype == "auto":
+        if isinstance(tensor.layout, Integers):
+            return numbers * (tensor.layout.bits + 1) / 8  # with its share of scales and zeros
+        if isinstance(tensor.layout, Mxfp4):
+            return numbers * MXFP4_BYTES
+    if isinstance(tensor, GgufTensor) and tensor.dtype not in FLOATS and is_fused:
         return tensor.num_bytes  # blocks are computed as they are
-    is_gguf = not config.get("quantization_config")
-    return numbers * 2.0 if is_gguf else tensor.num_bytes
+    return numbers * _float_bytes(settings, tensor.dtype, is_fused=is_fused)
 
 
 def _float_bytes(settings: Settings, stored: str, *, is_fused: bool) -> float:
