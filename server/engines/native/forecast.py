@@ -133,9 +133,12 @@ def _tensor_bytes(
             return numbers * (tensor.layout.bits + 1) / 8  # with its share of scales and zeros
         if isinstance(tensor.layout, Mxfp4):
             return numbers * MXFP4_BYTES
+    stored = tensor.dtype
+    if isinstance(tensor, QuantizedTensor):
+        stored = "F32" if "float32" in map(config.get, ("dtype", "torch_dtype")) else "BF16"
     if isinstance(tensor, GgufTensor) and tensor.dtype not in FLOATS and is_fused:
         return tensor.num_bytes  # blocks are computed as they are
-    return numbers * _float_bytes(settings, tensor.dtype, is_fused=is_fused)
+    return numbers * _float_bytes(settings, stored, is_fused=is_fused)
 
 
 def _float_bytes(settings: Settings, stored: str, *, is_fused: bool) -> float:

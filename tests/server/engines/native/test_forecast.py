@@ -1,5 +1,7 @@
 """What a model needs, foreseen by the headers of its files, beside what a core then takes."""
 
+import dataclasses
+import math
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +10,7 @@ import pytest
 from engine import CoreProcess, PrivateDirectory, demo_model
 from engine.core.models.checkpoint import check_folder
 from engine.errors import UnsupportedModelError
+from engine.folder.quantized.layouts import QuantizedTensor
 from server.config.models import ModelSource
 from server.config.settings import Settings, load_settings
 from server.engines.native.forecast import (
@@ -19,6 +22,8 @@ from server.engines.native.forecast import (
     read_facts,
 )
 from server.engines.native.preparation import core_config
+from tests.engine.helpers.family_models import build_family
+from tests.engine.helpers.published.formats import FORMATS, write
 from tests.helpers.tiny_model import build_tiny_model
 
 MIB = 1 << 20
@@ -67,6 +72,27 @@ def test_weights_count_in_the_numbers_that_are_asked_for(way: str, tmp_path: Pat
     }
     low, high = bounds[way]
     assert low < share < high
+
+
+@pytest.mark.parametrize(("name", "bits"), [("awq", 5), ("gptq, 8 bits", 9), ("fp8, blocks", 32)])
+def test_quantized_weights_count_as_what_becomes_of_them(
+    name: str, bits: int, tmp_path: Path
+) -> None:
+    """Whole numbers stay such, with a share of scales; what has no packed form becomes floats."""
+    own, floats = write(build_family(tmp_path / "whole", "llama"), tmp_path, FORMATS[name], None)
+    settings = settings_of(dtype="auto")
+    found, before = (needed_bytes(settings, check_folder(folder)) for folder in (own, floats))
+    layers = [t for t in check_folder(own).tensors.values() if isinstance(t, QuantizedTensor)]
+    numbers = sum(math.prod(tensor.shape) for tensor in layers)
+    assert before - found == pytest.approx(numbers * (4 - bits / 8), abs=4)
+
+
+def test_towers_of_a_text_half_do_not_count(tmp_path: Path) -> None:
+    checkpoint = check_folder(build_family(tmp_path / "whole", "qwen2_5_vl"))
+    assert any("visual" in name for name in checkpoint.tensors)
+    text = {n: tensor for n, tensor in checkpoint.tensors.items() if "visual" not in n}
+    alone = dataclasses.replace(checkpoint, tensors=text)
+    assert needed_bytes(settings_of(), checkpoint) == needed_bytes(settings_of(), alone)
 
 
 def test_a_cache_that_is_asked_for_counts_and_a_graphics_card_is_not_foreseen() -> None:
