@@ -1,23 +1,20 @@
 """config.json and generation_config.json of a GGUF file: its metadata in transformers' words.
 
-Only the families that the fused decoder computes are taken, and of these only what it computes.
-What llama.cpp leaves out of account, such as the windows of a Mistral, is left out here too: the
-answers are those of the file, not of the checkpoint that it was made of.
+Only architectures of which all is known are taken (`architectures/`). What llama.cpp leaves out of
+account, such as the windows of a Mistral, is left out here too: the answers are those of the file,
+not of the checkpoint that it was made of.
 """
 
 from typing import Any
 
+from engine.folder.gguf.architectures.fields import Source
+from engine.folder.gguf.architectures.places import EMBEDDINGS, OUTPUT
+from engine.folder.gguf.architectures.table import Architecture, architecture_of
 from engine.folder.gguf.metadata import Metadata
 from engine.folder.gguf.parts import GgufModel
-from engine.folder.gguf.rope import rope_parameters
-from engine.folder.gguf.tensors import EMBEDDINGS, OUTPUT, check_tensors
+from engine.folder.gguf.tensors import check_tensors
 from engine.folder.model_config import MAX_LAYERS, MAX_SIZE, check_config, check_token_ids
 
-CLASSES = {
-    "llama": "LlamaForCausalLM",
-    "qwen2": "Qwen2ForCausalLM",
-    "qwen3": "Qwen3ForCausalLM",
-}
 # What would make other models of these, in the names of llama.cpp.
 _UNKNOWN = (
     *("{arch}.expert_count", "{arch}.attention.max_alibi_bias", "{arch}.attention.clamp_kqv"),
@@ -26,6 +23,8 @@ _UNKNOWN = (
     *("{arch}.attn_logit_softcapping", "{arch}.final_logit_softcapping"),
     *("{arch}.nextn_predict_layers", "{arch}.rope.scaling.attn_factor"),
 )
+# What may be said and changes nothing.
+_HARMLESS = ("{arch}.vocab_size", "{arch}.rope.scaling.finetuned")
 # What ends an answer besides the token that the metadata names; llama.cpp knows them by text too.
 ENDS = frozenset(
     (
@@ -37,11 +36,8 @@ ENDS = frozenset(
 
 def make_config(model: GgufModel, metadata: Metadata) -> dict[str, Any]:
     """config.json. Raises `UnsupportedModelError` for a model that we do not compute."""
-    family = metadata.architecture
-    if family not in CLASSES:
-        known = ", ".join(sorted(CLASSES))
-        metadata.refuse(f"is of the architecture {family!r}; those read here are {known}")
-    if unknown := metadata.changes(_UNKNOWN):
+    of = architecture_of(metadata)
+    if not of.is_strict and (unknown := metadata.changes(_UNKNOWN)):
         metadata.refuse(f"{unknown} is set, which is not computed")
     if not metadata.flag("{arch}.attention.causal", True):
         metadata.refuse("reads a text in both directions, so it continues none")
@@ -57,24 +53,28 @@ def make_config(model: GgufModel, metadata: Metadata) -> dict[str, Any]:
     if metadata.count("{arch}.attention.value_length", head_dim) != head_dim:
         metadata.refuse("has values of another width than its keys, which is not computed")
     config: dict[str, Any] = {
-        "architectures": [CLASSES[family]],
-        "model_type": family,
+        "architectures": [of.class_name],
+        "model_type": of.model_type,
         "vocab_size": model.tensors[EMBEDDINGS][1].shape[0],
         "hidden_size": hidden,
-        "intermediate_size": _size(metadata, "{arch}.feed_forward_length"),
+        "intermediate_size": _width(metadata),
         "num_hidden_layers": _size(metadata, "{arch}.block_count", MAX_LAYERS),
         "num_attention_heads": heads,
         "num_key_value_heads": groups,
         "head_dim": head_dim,
         "hidden_act": "silu",
         "max_position_embeddings": _size(metadata, "{arch}.context_length", 1 << 30),
-        "rms_norm_eps": metadata.number("{arch}.attention.layer_norm_rms_epsilon"),
-        "rope_parameters": rope_parameters(model, metadata, head_dim),
+        of.epsilon: metadata.number(_epsilon(of)),
+        "rope_parameters": of.rope(model, metadata, head_dim),
         "tie_word_embeddings": OUTPUT not in model.tensors,
         "bos_token_id": metadata.token_id("bos"),
         "eos_token_id": metadata.token_id("eos"),
         "dtype": _dtype(model),
     }
+    if of.is_strict:
+        config |= {"pad_token_id": None} | of.fields(Source(model, metadata, config))
+        if unknown := metadata.unasked(_HARMLESS):
+            metadata.refuse(f"{unknown} is set, which is not computed")
     if problem := check_tensors(model, config):
         metadata.refuse(problem)
     check_config(metadata.file, config)
@@ -104,6 +104,19 @@ def _size(metadata: Metadata, key: str, most: int = MAX_SIZE) -> int:
     if not 1 <= size <= most:
         metadata.refuse_value(key, size, f"must be from 1 to {most}")
     return size
+
+
+def _width(metadata: Metadata) -> int:
+    """Of the feed-forward layer; a mixture may have none besides its experts."""
+    key = "{arch}.feed_forward_length"
+    if not metadata.count(key, 0) and metadata.count("{arch}.expert_count", 0):
+        key = "{arch}.expert_feed_forward_length"
+    return _size(metadata, key)
+
+
+def _epsilon(of: Architecture) -> str:
+    name = "layer_norm_rms_epsilon" if of.epsilon == "rms_norm_eps" else "layer_norm_epsilon"
+    return f"{{arch}}.attention.{name}"
 
 
 def _dtype(model: GgufModel) -> str:

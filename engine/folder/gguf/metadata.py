@@ -6,7 +6,7 @@ Every method raises `UnsupportedModelError`, naming file and key, for a value of
 import math
 import struct
 from array import array
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import NoReturn
 
@@ -21,12 +21,16 @@ class Metadata:
     def __init__(self, file: Path, values: Mapping[str, Value]) -> None:
         self.file = file
         self._values = values
+        self._asked: set[str] = set()
         self.architecture = self.text("general.architecture") or ""
         if not self.architecture:
             self.refuse("general.architecture is missing")
 
     def has(self, key: str) -> bool:
         return self._key(key) in self._values
+
+    def is_list(self, key: str) -> bool:
+        return isinstance(self._values.get(self._key(key)), list | array)
 
     def count(self, key: str, default: int | None = None) -> int:
         """A whole number from 0; without a default it must be there."""
@@ -78,6 +82,7 @@ class Metadata:
         return value
 
     def numbers(self, key: str) -> "array[float] | None":
+        key = self._key(key)
         value = self._values.get(key)
         if value is not None and not isinstance(value, array):
             self.refuse(f"{key} must be a list of numbers")
@@ -87,6 +92,15 @@ class Metadata:
         """The first of these keys that is there and not nothing: 0, false or an empty text."""
         return next((key for key in map(self._key, keys) if self._values.get(key)), None)
 
+    def unasked(self, harmless: Collection[str]) -> str | None:
+        """The first key of the architecture that says something which nobody has asked for.
+
+        `harmless` are those that need not be.
+        """
+        left = self._values.keys() - self._asked - {self._key(key) for key in harmless}
+        own = (key for key in sorted(left) if key.startswith(f"{self.architecture}."))
+        return next((key for key in own if self._values[key]), None)
+
     def refuse(self, problem: str) -> NoReturn:
         raise UnsupportedModelError(f"{self.file}: {problem}")
 
@@ -94,7 +108,9 @@ class Metadata:
         raise UnsupportedModelError(f"{self.file}: {refuse(self._key(key), value, problem)}")
 
     def _key(self, key: str) -> str:
-        return key.replace("{arch}", self.architecture) if "{arch}" in key else key
+        key = key.replace("{arch}", self.architecture) if "{arch}" in key else key
+        self._asked.add(key)
+        return key
 
 
 def shortest(value: float) -> float:

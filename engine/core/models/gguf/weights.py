@@ -16,8 +16,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.core.models.gguf.headers import GgufTensor
+from engine.core.models.gguf.headers import FormedTensor, GgufTensor, matrices_of
 from engine.errors import UnsupportedModelError
+from engine.folder.gguf.architectures.places import Form
 
 SLAB_NUMBERS = 1 << 20  # 4 MB of float32
 _FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
@@ -36,6 +37,8 @@ def row_order(tensor: GgufTensor) -> Tensor | None:
 
 def read_tensor(tensor: GgufTensor, dtype: torch.dtype) -> Tensor:
     """Its numbers, of its shape. Raises `UnsupportedModelError` if the file has become shorter."""
+    if isinstance(tensor, FormedTensor):
+        return _read_formed(tensor, dtype)
     numbers = torch.empty(tensor.num_rows, tensor.shape[-1], dtype=dtype)
 
     def fill(first: int, blocks: Bytes) -> None:
@@ -46,6 +49,37 @@ def read_tensor(tensor: GgufTensor, dtype: torch.dtype) -> Tensor:
     if order is not None:
         numbers = numbers[order]
     return numbers.view(tensor.shape)
+
+
+def _read_formed(tensor: FormedTensor, dtype: torch.dtype) -> Tensor:
+    """Matrix after matrix, so that only one of them is in memory twice."""
+    numbers = torch.empty(tensor.shape, dtype=dtype)
+    for form, part in tensor.parts:
+        if form is Form.LESS_ONE:
+            numbers.copy_(read_tensor(part, torch.float32) - 1)
+        elif len(part.shape) < 3:
+            _view(numbers, form).copy_(read_tensor(part, dtype))
+        else:
+            for matrix, one in zip(_view(numbers, form), matrices_of(part), strict=True):
+                matrix.copy_(read_tensor(one, dtype))
+    return numbers
+
+
+def _view(numbers: Tensor, form: Form) -> Tensor:
+    """What of a parameter a tensor of the file is, in the order that it has there."""
+    match form:
+        case Form.FIRST:
+            return numbers[:, : numbers.shape[1] // 2]
+        case Form.SECOND:
+            return numbers[:, numbers.shape[1] // 2 :]
+        case Form.EVEN | Form.ODD:
+            columns = numbers[..., int(form is Form.ODD) :: 2]
+            return columns if columns.dim() == 2 else columns.transpose(1, 2)
+        case Form.TURNED:
+            return numbers.transpose(-1, -2)
+        case Form.ONE_ROW:
+            return numbers[0]
+    return numbers
 
 
 def read_slabs(tensor: GgufTensor, fill: Callable[[int, Bytes], None]) -> None:

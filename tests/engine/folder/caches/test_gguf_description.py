@@ -48,7 +48,7 @@ def _foreign_architecture(writer: GGUFWriter) -> None:
     [
         (_foreign_tokenizer, "cuts texts into words by the rules 'unheard-of'"),
         (_foreign_architecture, r"is of the architecture 'gemma3\x1b[2J'; those read here are"),
-        (lambda writer: writer.add_expert_count(8), "llama.expert_count is set"),
+        (lambda writer: writer.add_logit_scale(8), "llama.logit_scale is set"),
     ],
 )
 def test_a_model_that_would_be_refused_has_the_same_reason(

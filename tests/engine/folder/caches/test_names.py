@@ -63,11 +63,11 @@ def test_what_the_cache_does_not_have_is_one_line(home: Path, tiny_gguf: Path, n
 
 
 def test_a_model_that_is_refused_is_called_by_its_name(home: Path, tiny: Path) -> None:
-    file = write_gguf(tiny, home / "a.gguf", edit=lambda writer: writer.add_expert_count(8))
+    file = write_gguf(tiny, home / "a.gguf", edit=lambda writer: writer.add_logit_scale(8))
     add_to_ollama(home / ".ollama/models", f"{TINY}/1b", file)
     with pytest.raises(UnsupportedModelError) as refused:
         resolve_model("ollama:tiny:1b")
-    line = "ollama:tiny:1b: llama.expert_count is set, which is not computed"
+    line = "ollama:tiny:1b: llama.logit_scale is set, which is not computed"
     assert str(refused.value) == line
 
 

@@ -153,7 +153,7 @@ def number(key: str, value: int) -> Edit:
 
 
 def renamed(writer: GGUFWriter) -> None:
-    writer.kv_data[0]["general.architecture"].value = "gemma3"
+    writer.kv_data[0]["general.architecture"].value = "mamba"
 
 
 def dropped(key: str) -> Edit:
@@ -172,9 +172,10 @@ def replaced(key: str, value: object) -> Edit:
 
 KINDS = [TokenType.NORMAL] * 3
 FAULTS: dict[str, tuple[Edit, str]] = {
-    "architecture": (renamed, "is of the architecture 'gemma3'; those read here are llama, qwen2"),
+    "architecture": (renamed, "is of the architecture 'mamba'; those read here are arcee, cohere2"),
     "no architecture": (dropped("general.architecture"), "general.architecture is missing"),
-    "experts": (number("llama.expert_count", 8), "llama.expert_count is set, which is not"),
+    "scale": (number("llama.logit_scale", 8), "llama.logit_scale is set, which is not computed"),
+    "experts": (number("llama.expert_count", 8), "llama.expert_used_count is missing"),
     "alibi": (number("llama.attention.max_alibi_bias", 8), "llama.attention.max_alibi_bias is set"),
     "yarn": (text("llama.rope.scaling.type", "yarn"), "rotary positions by 'yarn', which is not"),
     "part of a head": (replaced("llama.rope.dimension_count", 8), "rotates 8 of the 16 numbers"),

@@ -14,12 +14,14 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from torch import Tensor
 
-ARCHITECTURES = {
-    "llama": gguf.MODEL_ARCH.LLAMA,
-    "mistral": gguf.MODEL_ARCH.LLAMA,
-    "qwen2": gguf.MODEL_ARCH.QWEN2,
-    "qwen3": gguf.MODEL_ARCH.QWEN3,
-}
+from tests.engine.helpers.gguf.conversions import (
+    ARCHITECTURES,
+    add_fields,
+    converted,
+    rope_of,
+    rotated,
+)
+
 Edit = Callable[[GGUFWriter], None]
 
 
@@ -48,14 +50,12 @@ def write_gguf(
         writer.add_tensor("rope_freqs.weight", factors)
     if edit is not None:
         edit(writer)
-    names = gguf.get_tensor_name_map(arch, config["num_hidden_layers"])
     weights = load_file(folder / "model.safetensors") if with_weights else {}
-    for name, weight in weights.items():
-        own = names.get_name(name, try_suffixes=(".weight", ".bias"))
-        assert own is not None, name
-        data = _permuted(name, weight, config).float().numpy()
+    for name, own, weight in converted(weights, config):
+        data = np.ascontiguousarray(weight.float().numpy())
         of_name = next((others[part] for part in others if part in name), kind)
-        type_ = GGMLQuantizationType.F32 if data.ndim == 1 else GGMLQuantizationType[of_name]
+        is_plain = data.ndim == 1 or name.endswith("bias")
+        type_ = GGMLQuantizationType.F32 if is_plain else GGMLQuantizationType[of_name]
         writer.add_tensor(own, gguf.quants.quantize(data, type_), raw_dtype=type_)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -77,14 +77,25 @@ def add_config(writer: GGUFWriter, config: Mapping[str, Any]) -> None:
     writer.add_head_count_kv(config["num_key_value_heads"])
     writer.add_key_length(head_dim)
     writer.add_value_length(head_dim)
-    writer.add_rope_dimension_count(head_dim)
-    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    writer.add_rope_dimension_count(rotated(config, head_dim))
+    if (epsilon := config.get("rms_norm_eps")) is not None:
+        writer.add_layer_norm_rms_eps(epsilon)
+    for name in ("layer_norm_eps", "norm_epsilon", "norm_eps"):
+        if (epsilon := config.get(name)) is not None:
+            writer.add_layer_norm_eps(epsilon)
     writer.add_vocab_size(config["vocab_size"])
-    rope = config["rope_parameters"]
+    rope = rope_of(config)
     writer.add_rope_freq_base(rope["rope_theta"])
     if rope["rope_type"] == "linear":
         writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
         writer.add_rope_scaling_factor(rope["factor"])
+    if rope["rope_type"] == "yarn":
+        writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+        writer.add_rope_scaling_factor(rope["factor"])
+        writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+        writer.add_rope_scaling_yarn_beta_fast(rope["beta_fast"])
+        writer.add_rope_scaling_yarn_beta_slow(rope["beta_slow"])
+    add_fields(writer, config)
 
 
 def add_tokenizer(writer: GGUFWriter, folder: Path, vocab_size: int, pre: str) -> None:
@@ -124,7 +135,7 @@ def add_tokenizer(writer: GGUFWriter, folder: Path, vocab_size: int, pre: str) -
 
 def rope_factors(config: Mapping[str, Any]) -> "np.ndarray[Any, Any] | None":
     """By how much each frequency is divided for Llama 3: the converter's own formulas."""
-    rope = config["rope_parameters"]
+    rope = rope_of(config)
     if rope["rope_type"] != "llama3":
         return None
     head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
@@ -163,18 +174,3 @@ def _rounded(weight: Tensor, kind: str) -> Tensor:
     type_ = GGMLQuantizationType[kind]
     blocks = gguf.quants.quantize(weight.float().numpy(), type_)
     return torch.from_numpy(np.array(gguf.quants.dequantize(blocks, type_)))
-
-
-def _permuted(name: str, weight: Tensor, config: Mapping[str, Any]) -> Tensor:
-    """LlamaModel.permute of the converter."""
-    if config["model_type"] not in ("llama", "mistral"):
-        return weight
-    heads = 0
-    if name.endswith("q_proj.weight"):
-        heads = config["num_attention_heads"]
-    if name.endswith("k_proj.weight"):
-        heads = config["num_key_value_heads"]
-    if not heads:
-        return weight
-    parts = weight.reshape(heads, 2, weight.shape[0] // heads // 2, *weight.shape[1:])
-    return parts.swapaxes(1, 2).reshape(weight.shape).contiguous()
