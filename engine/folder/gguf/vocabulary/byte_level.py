@@ -31,6 +31,7 @@ class Words:
     """How a text is cut into words."""
 
     pattern: str | None = None  # None: GPT-2's, which the library has
+    cuts_before: tuple[str, ...] = ()  # what is cut out of the text before that, one after another
     single_digits: bool = False
     composes: bool = False  # e + ´ becomes é before all else
     finds_whole: bool = False  # a word that is a token is not merged from its bytes
@@ -38,6 +39,7 @@ class Words:
 
 
 _GPT2 = Words()
+_DIGITS = Words(single_digits=True)
 _LLAMA3 = Words(
     rf"{_CONTRACTIONS}|{_WORDS}|\p{{N}}{{1,3}}|{_SIGNS}", finds_whole=True, adds_bos=True
 )
@@ -48,15 +50,29 @@ _TEKKEN = Words(
     finds_whole=True,
     adds_bos=True,
 )
+_GPT4 = Words(_LLAMA3.pattern)
+_GPT4O = Words(
+    rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+{_CONTRACTIONS}?"
+    rf"|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*{_CONTRACTIONS}?"
+    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_DEEPSEEK3 = Words(
+    r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
+    r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+    cuts_before=(r"\p{N}{1,3}", "[一-龥\u3040-ゟ゠-ヿ]+"),
+)
 WORDS = {
     "default": _GPT2,
     "gpt-2": _GPT2,
-    "llama-bpe": _LLAMA3,
-    "llama-v3": _LLAMA3,
-    "llama3": _LLAMA3,
+    "olmo": Words(composes=True),
+    **dict.fromkeys(("llama-bpe", "llama-v3", "llama3"), _LLAMA3),
+    **dict.fromkeys(("dbrx", "smaug-bpe", "glm4"), _GPT4),
+    "gpt-4o": _GPT4O,
     "qwen2": Words(_QWEN_PATTERN, composes=True),
-    "deepseek-r1-qwen": Words(_QWEN_PATTERN),
-    "smollm": Words(single_digits=True),
+    **dict.fromkeys(("deepseek-r1-qwen", "stablelm2"), Words(_QWEN_PATTERN)),
+    "deepseek-v3": _DEEPSEEK3,
+    **dict.fromkeys(("smollm", "starcoder", "refact"), _DIGITS),
+    "command-r": Words(single_digits=True, composes=True),
     "tekken": _TEKKEN,
 }
 
@@ -102,12 +118,10 @@ def _num_plain(tokens: Tokens) -> int:
 
 def _pre_tokenizer(words: Words) -> pre_tokenizers.PreTokenizer:
     if words.pattern is not None:
-        return pre_tokenizers.Sequence(
-            [
-                pre_tokenizers.Split(Regex(words.pattern), "isolated"),
-                pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-            ]
-        )
+        patterns = (*words.cuts_before, words.pattern)
+        cuts = [pre_tokenizers.Split(Regex(each), "isolated") for each in patterns]
+        bare = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+        return pre_tokenizers.Sequence([*cuts, bare])
     by_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False)
     if not words.single_digits:
         return by_bytes

@@ -18,7 +18,7 @@ from tests.engine.helpers.gguf.random_texts import random_texts
 
 NUM_TEXTS = 1500
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
-# As they stand in tokenizer.json of Llama 3, Qwen 2 and 3, and Mistral Nemo.
+# As they stand in tokenizer.json of Llama 3, Qwen 2 and 3, Mistral Nemo, gpt-oss, DeepSeek V3.
 LLAMA3 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -32,18 +32,42 @@ TEKKEN = (
     r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
     r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+GPT4O = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+DEEPSEEK3 = (
+    r"\p{N}{1,3}",
+    r"[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+",
+    r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"""
+    r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+)
 
 
-def split(pattern: str) -> Any:
+def split(*patterns: str) -> Any:
     by_bytes = pre.ByteLevel(add_prefix_space=False, use_regex=False)
-    return pre.Sequence([pre.Split(Regex(pattern), "isolated"), by_bytes])
+    return pre.Sequence([*(pre.Split(Regex(each), "isolated") for each in patterns), by_bytes])
 
 
 GPT2 = pre.ByteLevel(add_prefix_space=False)
+DIGITS = pre.Sequence([pre.Digits(individual_digits=True), GPT2])
 ORIGINALS: dict[str, dict[str, Any]] = {
     "default": {"pre": GPT2},
     "gpt-2": {"pre": GPT2},
-    "smollm": {"pre": pre.Sequence([pre.Digits(individual_digits=True), GPT2])},
+    "olmo": {"pre": GPT2, "normalizer": normalizers.NFC()},
+    "smollm": {"pre": DIGITS},
+    "starcoder": {"pre": DIGITS},
+    "refact": {"pre": DIGITS},
+    "command-r": {"pre": DIGITS, "normalizer": normalizers.NFC()},
+    "dbrx": {"pre": split(LLAMA3)},
+    "smaug-bpe": {"pre": split(LLAMA3)},
+    "glm4": {"pre": split(LLAMA3)},
+    "gpt-4o": {"pre": split(GPT4O)},
+    "deepseek-v3": {"pre": split(*DEEPSEEK3)},
+    "stablelm2": {"pre": split(QWEN2)},
     "llama-bpe": {"pre": split(LLAMA3), "ignore_merges": True, "adds_bos": True},
     "llama-v3": {"pre": split(LLAMA3), "ignore_merges": True, "adds_bos": True},
     "llama3": {"pre": split(LLAMA3), "ignore_merges": True, "adds_bos": True},
@@ -125,7 +149,7 @@ def test_ids_and_texts_are_those_of_the_original(
 def test_tokenizer_of_the_demo_model_is_cut_by_rules_that_no_file_names(
     there_and_back: Any,
 ) -> None:
-    with pytest.raises(UnsupportedModelError, match="by the rules 'parley-demo'; known are deeps"):
+    with pytest.raises(UnsupportedModelError, match="by the rules 'parley-demo'; known are comma"):
         there_and_back(demo_model(), 2560, "parley-demo")
 
 
