@@ -29,9 +29,11 @@ _HARMLESS = ("{arch}.vocab_size", "{arch}.rope.scaling.finetuned")
 ENDS = frozenset(
     (
         *("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<|end_of_text|>"),
-        *("<|endoftext|>", "<end_of_turn>", "<EOT>"),
+        *("<|endoftext|>", "<end_of_turn>", "<EOT>", "<|return|>", "<|call|>"),
     )
 )
+# Where an answer has several messages, as of gpt-oss, this ends one of them, and no answer.
+_END_OF_MESSAGE, _ENDS_BESIDES = "<|end|>", frozenset(("<|return|>", "<|call|>"))
 
 
 def make_config(model: GgufModel, metadata: Metadata) -> dict[str, Any]:
@@ -87,10 +89,11 @@ def make_generation_config(metadata: Metadata, config: dict[str, Any]) -> dict[s
     named = [metadata.token_id(name) for name in ("eos", "eot", "eom")]
     tokens = metadata.texts("tokenizer.ggml.tokens") or []
     kinds = metadata.numbers("tokenizer.ggml.token_type") or [0] * len(tokens)
+    ends = ENDS - {_END_OF_MESSAGE} if _ENDS_BESIDES.issubset(tokens) else ENDS
     known = [
         index
         for index, (token, kind) in enumerate(zip(tokens, kinds, strict=False))
-        if kind == 3 and token in ENDS
+        if kind == 3 and token in ends
     ]
     ids = list(dict.fromkeys(each for each in [*named, *known] if each is not None))
     return {

@@ -1,5 +1,6 @@
 """What config.json says that a file leaves out, and what is refused of each architecture."""
 
+from array import array
 from pathlib import Path
 from typing import Any
 
@@ -7,7 +8,8 @@ import pytest
 from gguf import ExpertGatingFuncType, GGUFWriter
 
 from engine.errors import UnsupportedModelError
-from engine.folder.gguf.config import make_config
+from engine.folder.gguf.config import make_config, make_generation_config
+from engine.folder.gguf.head import Value
 from engine.folder.gguf.metadata import Metadata
 from engine.folder.gguf.parts import read_parts
 from tests.engine.helpers.family_models import build_family
@@ -116,3 +118,23 @@ def test_what_would_be_another_model_is_refused(tmp_path: Path, name: str) -> No
     with pytest.raises(UnsupportedModelError) as refused:
         made(tmp_path, family, edit)
     assert str(refused.value).startswith(f"{tmp_path / 'tiny.gguf'}: {says}")
+
+
+@pytest.mark.parametrize(
+    ("tokens", "ends"),
+    [
+        (["<|end|>", "<|call|>", "<|return|>", "<|end|>x"], [1, 2]),  # gpt-oss
+        (["<|end|>", "<|assistant|>", "<|endoftext|>", "a"], [0, 2]),  # Phi 3
+    ],
+)
+def test_a_message_of_several_does_not_end_the_answer(
+    tmp_path: Path, tokens: list[str], ends: list[int]
+) -> None:
+    values: dict[str, Value] = {
+        "general.architecture": "phi3",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": array("i", [3, 3, 3, 1]),
+    }
+    config = {"bos_token_id": None, "vocab_size": 4}
+    made = make_generation_config(Metadata(tmp_path, values), config)
+    assert made["eos_token_id"] == ends
