@@ -4,10 +4,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
 
+from engine.core.models.checkpoint import check_folder
+from engine.core.models.stored_weights import read_weights
+from engine.folder.gguf.derived import derive_folder
+from engine.folder.gguf.head import read_head
 from tests.engine.core.models.gguf.test_answers import check_equal
 from tests.engine.helpers.family_models import build_family
 from tests.engine.helpers.gguf.gguf_files import write_gguf
+from tests.engine.helpers.stepped_engine import SteppedEngine
+
+E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
 ROPE: dict[str, Any] = {"rope_type": "default", "rope_theta": 12_345.0}
 YARN = {
@@ -72,3 +82,39 @@ def test_greedy_answers_equal_transformers(tmp_path: Path, name: str) -> None:
     original = build_family(tmp_path / "original", family, **fields)
     file = write_gguf(original, tmp_path / "tiny.gguf")
     check_equal(file, original)
+
+
+def test_experts_of_gpt_oss_may_be_of_four_bits(tmp_path: Path) -> None:
+    """With numbers that the blocks hold exactly: each has the largest that a scale allows."""
+    original = build_family(tmp_path / "original", "gpt_oss")
+    weights = load_file(original / "model.safetensors")
+    generator = torch.Generator().manual_seed(3)
+    for name, weight in weights.items():
+        if name.endswith(("gate_up_proj", "down_proj")):  # [experts, inputs, outputs]
+            codes = torch.randint(len(E2M1), weight.shape, generator=generator)
+            signs = torch.randint(2, weight.shape, generator=generator) * 2 - 1
+            numbers = torch.tensor(E2M1)[codes] * signs
+            numbers[:, ::32] = E2M1[-1]
+            weights[name] = numbers / 16
+    save_file(weights, original / "model.safetensors", metadata={"format": "pt"})
+    file = write_gguf(original, tmp_path / "tiny.gguf", others={".experts.": "MXFP4"})
+    types = {name: info.type.name for name, info in read_head(file).tensors.items()}
+    assert types["blk.0.ffn_gate_exps.weight"] == types["blk.3.ffn_down_exps.weight"] == "MXFP4"
+    check_equal(file, original)
+
+
+@pytest.mark.parametrize("family", ["gemma3_text", "qwen3_moe", "glm4"])
+def test_weights_of_eight_bits_are_those_of_the_file(tmp_path: Path, family: str) -> None:
+    original = build_family(tmp_path / "original", family)
+    file = write_gguf(original, tmp_path / "tiny.gguf", "Q8_0")
+    folder = derive_folder(file)
+    whole = AutoModelForCausalLM.from_pretrained(original).state_dict()
+    found = dict(read_weights(check_folder(folder), torch.float32))
+    assert found.keys() == whole.keys() - ({"lm_head.weight"} - found.keys())
+    for name, weight in found.items():
+        allowed = float(whole[name].abs().max()) / 200
+        torch.testing.assert_close(weight, whole[name], rtol=0, atol=allowed)
+    engine = SteppedEngine(folder)
+    engine.add("0", [5, 6, 7], max_tokens=4)
+    engine.run()
+    assert len(engine.tokens["0"]) == 4
