@@ -19,6 +19,7 @@ import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 from engine.client.templates import chat_template
@@ -57,6 +58,19 @@ BOMBS = (
     b"{% if",
     b"{{ '%999999999d' % 1 }}",
 )
+LONG = {"short_factor": [1.0] * 8, "long_factor": [2.0] * 8, "partial_rotary_factor": 1.0}
+# Whose weights lie in other forms than transformers has them, and whose metadata says more.
+OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "gpt_oss": ("MXFP4", {}),
+    "gemma3_text": ("Q8_0", {}),
+    "qwen2_moe": ("F16", {}),
+    "phi3": (
+        "Q4_0",
+        {"rope_parameters": {"rope_type": "longrope", "rope_theta": 1e4, **LONG}},
+    ),
+    "stablelm": ("F32", {"qk_layernorm": True}),
+    "ministral3": ("F32", {}),
+}
 
 
 @dataclass
@@ -83,6 +97,9 @@ def _site() -> Iterator[Site]:
         files = []
         for family, kind in (("llama", "F32"), ("qwen2", "Q8_0"), ("qwen3", "Q4_0")):
             original = build_tiny_model(folder / family, family)
+            files.append(write_gguf(original, folder / "good.gguf", kind).read_bytes())
+        for family, (kind, fields) in OTHERS.items():
+            original = build_family(folder / family, family, **fields)
             files.append(write_gguf(original, folder / "good.gguf", kind).read_bytes())
         original = build_family(folder / "pieces", "llama", vocab_size=512)
         build_mistral(original)
