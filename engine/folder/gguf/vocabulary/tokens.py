@@ -12,6 +12,7 @@ from engine.folder.model_config import MAX_SIZE
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)  # kinds, as llama.cpp has them
 MAX_WORK = 1 << 30  # characters in all ways to cut each token in two; 10 million are usual
 
+_TAKING_NONE = frozenset(("<unk>", "<s>", "<|endoftext|>"))
 _TOKENS, _KINDS = "tokenizer.ggml.tokens", "tokenizer.ggml.token_type"
 
 
@@ -21,14 +22,19 @@ class Tokens:
 
     texts: list[str]
     kinds: Sequence[float]
+    takes_spaces: bool = False  # those found whole take the spaces and line ends after them, too
 
     def added(self, first: int = 0) -> list[tuple[int, AddedToken]]:
         """From this id on those that are found in a text before it is cut into words."""
         return [
-            (index, AddedToken(self.texts[index], special=kind != USER_DEFINED, normalized=False))
+            (index, self._added(self.texts[index], is_special=kind != USER_DEFINED))
             for index, kind in enumerate(self.kinds[first:], first)
             if kind in (UNKNOWN, CONTROL, USER_DEFINED)
         ]
+
+    def _added(self, text: str, is_special: bool) -> AddedToken:
+        takes_spaces = self.takes_spaces and text not in _TAKING_NONE
+        return AddedToken(text, special=is_special, rstrip=takes_spaces, normalized=False)
 
 
 def read_tokens(metadata: Metadata, num_rows: int) -> Tokens:
@@ -47,7 +53,12 @@ def read_tokens(metadata: Metadata, num_rows: int) -> Tokens:
     if len(set(texts)) < len(texts):
         twice = next(text for text, count in Counter(texts).items() if count > 1)
         metadata.refuse(f"{_TOKENS} holds {twice!r} twice")
-    return Tokens(texts, kinds)
+    return Tokens(texts, kinds, takes_spaces=_is_phi3(metadata))
+
+
+def _is_phi3(metadata: Metadata) -> bool:
+    """Phi 3 and 3.5 of all models, and no later one: its tokens, as SentencePiece has them."""
+    return metadata.architecture == "phi3" and metadata.text("tokenizer.ggml.model") == "llama"
 
 
 def add_tokens(backend: Tokenizer, tokens: Tokens, metadata: Metadata, first: int = 0) -> None:

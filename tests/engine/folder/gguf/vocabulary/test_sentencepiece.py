@@ -98,6 +98,22 @@ def test_no_space_is_put_in_front_if_the_file_says_so(original: Path, there_and_
     assert made.decode(made.encode(" Hello", add_special_tokens=False).ids) == " Hello"
 
 
+@pytest.mark.parametrize(("arch", "takes"), [("phi3", True), ("llama", False)])
+def test_special_tokens_of_phi_3_take_the_line_end_after_them(
+    original: Path, there_and_back: Any, arch: str, takes: bool
+) -> None:
+    def edit(writer: GGUFWriter) -> None:
+        writer.kv_data[0]["general.architecture"].value = arch
+
+    made, _ = there_and_back(original, NUM_ROWS, edit=edit)
+    user, bos = made.token_to_id("[INST]"), made.token_to_id("<s>")
+    plain = made.encode("[INST]a", add_special_tokens=False).ids
+    spaced = made.encode("[INST] \na", add_special_tokens=False).ids
+    assert (spaced == plain) is takes
+    assert spaced[0] == user
+    assert len(made.encode("<s>\n", add_special_tokens=False).ids) > len([bos])
+
+
 @pytest.mark.parametrize(
     ("scores", "says"), [([0.0], "must have a score"), ([float("nan")] * NUM_ROWS, "finite")]
 )
