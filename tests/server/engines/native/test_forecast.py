@@ -10,11 +10,13 @@ import pytest
 from engine import CoreProcess, PrivateDirectory, demo_model
 from engine.core.models.checkpoint import check_folder
 from engine.errors import UnsupportedModelError
+from engine.folder.gguf.derived import derive_folder
 from engine.folder.quantized.layouts import QuantizedTensor
 from server.config.models import ModelSource
 from server.config.settings import Settings, load_settings
 from server.engines.native.forecast import (
     PROCESS_BYTES,
+    _float_bytes,
     cache_bytes,
     free_bytes,
     needed_bytes,
@@ -23,6 +25,7 @@ from server.engines.native.forecast import (
 )
 from server.engines.native.preparation import core_config
 from tests.engine.helpers.family_models import build_family
+from tests.engine.helpers.gguf.gguf_files import write_gguf
 from tests.engine.helpers.published.formats import FORMATS, write
 from tests.helpers.tiny_model import build_tiny_model
 
@@ -85,6 +88,24 @@ def test_quantized_weights_count_as_what_becomes_of_them(
     layers = [t for t in check_folder(own).tensors.values() if isinstance(t, QuantizedTensor)]
     numbers = sum(math.prod(tensor.shape) for tensor in layers)
     assert before - found == pytest.approx(numbers * (4 - bits / 8), abs=4)
+
+
+def test_blocks_of_a_gguf_file_count_as_they_lie_but_for_experts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a family of transformers' modules, too, whose linear layers keep them."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    original = build_family(tmp_path / "whole", "qwen3_moe")
+    found = []
+    for kind in ("Q8_0", "F32"):
+        file = write_gguf(original, tmp_path / f"{kind}.gguf", kind)
+        settings = settings_of(dtype="auto")
+        found.append(needed_bytes(settings, check_folder(derive_folder(file))))
+    tensors = check_folder(derive_folder(tmp_path / "Q8_0.gguf")).tensors
+    layers = [t for name, t in tensors.items() if len(t.shape) == 2 and "embed" not in name]
+    width = _float_bytes(settings_of(dtype="auto"), "F32", is_fused=False)
+    numbers = sum(math.prod(tensor.shape) for tensor in layers)
+    assert found[1] - found[0] == numbers * width - sum(tensor.num_bytes for tensor in layers)
 
 
 def test_towers_of_a_text_half_do_not_count(tmp_path: Path) -> None:
