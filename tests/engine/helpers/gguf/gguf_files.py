@@ -35,6 +35,7 @@ def write_gguf(
     edit: Edit | None = None,
     split: int = 0,
     with_weights: bool = True,
+    arch: gguf.MODEL_ARCH | None = None,
 ) -> Path:
     """Write the checkpoint in a folder with weights of one type, and vectors in float32.
 
@@ -42,7 +43,7 @@ def write_gguf(
     metadata. With `split`, so many tensors are in each part, and the first part is returned.
     """
     config = json.loads((folder / "config.json").read_text())
-    arch = ARCHITECTURES[config["model_type"]]
+    arch = arch or ARCHITECTURES[config["model_type"]]
     writer = GGUFWriter(file, gguf.MODEL_ARCH_NAMES[arch], split_max_tensors=split)
     add_config(writer, config)
     add_tokenizer(writer, folder, config["vocab_size"], pre)

@@ -3,12 +3,14 @@
 from pathlib import Path
 from typing import Any
 
+import gguf
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from engine.core.models.checkpoint import check_folder
+from engine.core.models.modules.linear import PackedLinear
 from engine.core.models.stored_weights import read_weights
 from engine.folder.gguf.derived import derive_folder
 from engine.folder.gguf.head import read_head
@@ -16,6 +18,7 @@ from tests.engine.core.models.gguf.test_answers import check_equal
 from tests.engine.helpers.family_models import build_family
 from tests.engine.helpers.gguf.gguf_files import write_gguf
 from tests.engine.helpers.stepped_engine import SteppedEngine
+from tests.helpers.built_kernels import needs_kernels
 
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
@@ -76,12 +79,20 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
+@needs_kernels
 @pytest.mark.parametrize("name", CASES)
 def test_greedy_answers_equal_transformers(tmp_path: Path, name: str) -> None:
     family, fields = CASES[name]
     original = build_family(tmp_path / "original", family, **fields)
     file = write_gguf(original, tmp_path / "tiny.gguf")
     check_equal(file, original)
+
+
+def test_mistral_of_newer_files_is_one_of_the_fused_families(tmp_path: Path) -> None:
+    fields = {"sliding_window": None, "rope_parameters": YARN}
+    original = build_family(tmp_path / "original", "mistral", **fields)
+    file = write_gguf(original, tmp_path / "tiny.gguf", arch=gguf.MODEL_ARCH.MISTRAL3)
+    assert check_equal(file, original).runner.loaded.fused is not None
 
 
 def test_experts_of_gpt_oss_may_be_of_four_bits(tmp_path: Path) -> None:
@@ -103,6 +114,7 @@ def test_experts_of_gpt_oss_may_be_of_four_bits(tmp_path: Path) -> None:
     check_equal(file, original)
 
 
+@needs_kernels
 @pytest.mark.parametrize("family", ["gemma3_text", "qwen3_moe", "glm4"])
 def test_weights_of_eight_bits_are_those_of_the_file(tmp_path: Path, family: str) -> None:
     original = build_family(tmp_path / "original", family)
@@ -118,3 +130,9 @@ def test_weights_of_eight_bits_are_those_of_the_file(tmp_path: Path, family: str
     engine.add("0", [5, 6, 7], max_tokens=4)
     engine.run()
     assert len(engine.tokens["0"]) == 4
+    layers = {
+        name.rpartition(".")[2]: module.format
+        for name, module in engine.runner.loaded.model.named_modules()
+        if isinstance(module, PackedLinear)
+    }
+    assert layers["o_proj"] == "int8_parts"
