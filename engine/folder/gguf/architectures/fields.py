@@ -50,7 +50,7 @@ class Source:
         return int(self.config["num_hidden_layers"])
 
     @property
-    def head_scale(self) -> int:
+    def head_dim(self) -> int:
         return int(self.config["head_dim"])
 
 
@@ -72,7 +72,7 @@ def mixtral(of: Source) -> dict[str, Any]:
 
 def qwen2_moe(of: Source) -> dict[str, Any]:
     return {
-        **_qwen_mixture(of),
+        **_qwen_mixture(of, norms=False),
         "shared_expert_intermediate_size": of.size(
             "{arch}.expert_shared_feed_forward_length", _width(of)
         ),
@@ -82,7 +82,7 @@ def qwen2_moe(of: Source) -> dict[str, Any]:
 
 
 def qwen3_moe(of: Source) -> dict[str, Any]:
-    return {**_qwen_mixture(of), "norm_topk_prob": True, "attention_bias": False}
+    return {**_qwen_mixture(of, norms=True), "norm_topk_prob": True, "attention_bias": False}
 
 
 def olmoe(of: Source) -> dict[str, Any]:
@@ -113,7 +113,7 @@ def granite(of: Source) -> dict[str, Any]:
     if not of.metadata.flag("{arch}.rope.scaling.finetuned", True):
         of.metadata.refuse("has no rotary positions, which is not computed")
     return {
-        "attention_multiplier": of.scale("{arch}.attention.scale", 1 / math.sqrt(of.head_scale)),
+        "attention_multiplier": of.scale("{arch}.attention.scale", 1 / math.sqrt(of.head_dim)),
         "embedding_multiplier": of.scale("{arch}.embedding_scale", 1.0),
         "residual_multiplier": of.scale("{arch}.residual_scale", 1.0),
         "logits_scaling": of.scale("{arch}.logit_scale", 1.0),
@@ -258,8 +258,7 @@ def _mixture(of: Source, name: str, *, gate: int = SOFTMAX, norms: bool = True) 
     return {name: count, "num_experts_per_tok": chosen}
 
 
-def _qwen_mixture(of: Source) -> dict[str, Any]:
-    norms = of.metadata.architecture == "qwen3moe"
+def _qwen_mixture(of: Source, *, norms: bool) -> dict[str, Any]:
     mixture = _mixture(of, "num_experts", norms=norms)
     chosen: int = mixture["num_experts_per_tok"]
     width = of.size("{arch}.expert_feed_forward_length", max(1, _width(of) // chosen))
@@ -270,7 +269,7 @@ def _qwen_mixture(of: Source) -> dict[str, Any]:
 def _gemma_scale(of: Source, largest: int) -> dict[str, Any]:
     """By the root of what scores are divided: of a head's width, or in the largest of its share."""
     share: int = of.config["hidden_size"] // of.config["num_attention_heads"]
-    scale = share if of.num_layers == largest else of.head_scale
+    scale = share if of.num_layers == largest else of.head_dim
     return {"hidden_activation": "gelu_pytorch_tanh", "query_pre_attn_scalar": scale}
 
 
