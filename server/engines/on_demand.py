@@ -29,6 +29,7 @@ from server.engines.client import (
     TokensPrompt,
     ValidationError,
 )
+from sessions.background import Background
 
 logger = structlog.get_logger("server")
 
@@ -72,7 +73,8 @@ class OnDemandEngine:
         self._on_core_state = on_core_state
         self._joined: EngineClient | None = None
         self._joined_by: Mapping[str, Any] | None = None  # these options
-        self._joining: asyncio.Task[None] | None = None
+        self._is_joining = False
+        self._background = Background()
         self._known: EngineModel | None = None
         self._problem: str | None = None  # why this worker cannot join
         self._tried: int | None = None  # in which attempt of the supervisor's
@@ -112,9 +114,10 @@ class OnDemandEngine:
 
     def _join(self, options: Mapping[str, Any]) -> None:
         is_hopeless = self._problem is not None and self._tried == self.status.attempt
-        if self._joined is None and self._joining is None and not is_hopeless:
+        if self._joined is None and not self._is_joining and not is_hopeless:
             self._problem, self._tried = None, self.status.attempt
-            self._joining = asyncio.get_running_loop().create_task(self._join_soon(options))
+            self._is_joining = True
+            self._background.spawn(self._join_soon(options))
 
     async def _join_soon(self, options: Mapping[str, Any]) -> None:
         """Its tokenizer is read in a thread: that of a large vocabulary takes a second."""
@@ -126,7 +129,7 @@ class OnDemandEngine:
             self._announce()
             return
         finally:
-            self._joining = None
+            self._is_joining = False
         is_wanted = self.status.state in HERE or self._num_uses > 0
         if self._is_closed or not is_wanted or options != self.status.options:
             joined.shutdown()
