@@ -221,6 +221,7 @@ async def test_a_stop_while_the_model_is_loaded_ends_the_answer_at_once(several:
         assert (await client.done(again)).final == oracle_answer(9, 20)
 
 
+@pytest.mark.slow
 async def test_an_answer_outlives_its_server_and_waits_for_the_files_of_its_model(
     several: Server,
 ) -> None:

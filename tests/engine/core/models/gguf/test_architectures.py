@@ -79,8 +79,13 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
+ALWAYS = {"gemma3", "gpt-oss", "mixtral", "olmo2", "phi3", "qwen3moe"}  # others in the slow part
+
+
 @needs_kernels
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[] if n in ALWAYS else pytest.mark.slow) for n in CASES]
+)
 def test_greedy_answers_equal_transformers(tmp_path: Path, name: str) -> None:
     family, fields = CASES[name]
     original = build_family(tmp_path / "original", family, **fields)
