@@ -35,7 +35,7 @@ logger = structlog.get_logger("server")
 
 # What has just been used is most likely used again: an answer whose prompt is made asks soon.
 LINGER_SECONDS = 1.0
-# A question tries again what failed before; one that follows at once is told the same.
+# A question tries again what failed before; one that follows at once gets the same answer.
 RETRY_SECONDS = 5.0
 HERE = (ModelState.LOADING, ModelState.LOADED)
 

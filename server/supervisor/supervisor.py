@@ -273,7 +273,7 @@ class Supervisor:
         text = f"[bold red]parley:[/] {failed}: {escape(why)}"
         self._tell(text, failed, "error", error=why)
         workers.tell("engine_gone")
-        # They do not answer; what is said within this time reaches the clients.
+        # They do not answer, so there is no event to wait for; what is said by then is heard.
         time.sleep(LAST_WORDS_SECONDS)
         return 1
 
