@@ -23,7 +23,8 @@ from engine.core.ops.decoder_step import (
     StepInput,
     flatten,
 )
-from engine.core.ops.packing import PackedWeight, join_gate_up
+from engine.core.ops.numbers import ZEROS, Numbers
+from engine.core.ops.packing import BITS, PackedWeight, join_gate_up
 from engine.core.tensors.kv_cache import allocate_cache, stack_layers
 from tests.helpers.built_kernels import needs_kernels
 
@@ -47,6 +48,15 @@ ROUNDED_TOLERANCE = {"bfloat16": (2e-2, 6e-2), "int8": (7e-2, 0.15), "int4": (7e
 pytestmark = needs_kernels
 
 
+def numbers_of(weight: Tensor, bits: int, part_inputs: int) -> Numbers:
+    """Those next to these floats."""
+    parts = weight.view(len(weight), -1, part_inputs)
+    scales = (parts.abs().amax(-1) / (ZEROS[bits] - 1)).half()
+    codes = (parts / scales.float()[..., None]).round() + ZEROS[bits]
+    codes = codes.clamp(0, 2 * ZEROS[bits] - 1)
+    return Numbers(codes.flatten(1).to(torch.uint8), scales, None, bits, part_inputs)
+
+
 class Model:
     """Random weights and a cache; `run` gives the logits of sequences, read in chunks together."""
 
@@ -65,7 +75,10 @@ class Model:
         has_qk_norms: bool = True,
         has_bias: bool = True,
         is_tied: bool = False,
+        part_inputs: int | None = None,
+        has_least: bool = False,
     ) -> None:
+        """With `part_inputs`, weights are `numbers_of` as many bits as `format` has."""
         # With the seed of the others an early key of int4 falls on another step, and all see it.
         torch.manual_seed(2 if format == "int4" else 0)
         format, _, cache = format.partition(", ")
@@ -75,12 +88,17 @@ class Model:
 
         def pack(count: int, outputs: int, inputs: int, is_gate_up: bool = False) -> PackedWeight:
             rows = 2 * (outputs + -outputs % 16) if is_gate_up else outputs
-            packed = PackedWeight.allocate(count, rows, inputs, format)
+            packed = PackedWeight.allocate(
+                count, rows, inputs, format, part_inputs or 32, has_least=has_least
+            )
             for layer in range(count):
                 weight = torch.randn(rows, inputs) / inputs**0.5
                 if is_gate_up:
                     weight = join_gate_up(*torch.randn(2, outputs, inputs) / inputs**0.5)
-                packed.fill(layer, weight)
+                if part_inputs is None:
+                    packed.fill(layer, weight)
+                else:
+                    packed.fill_numbers(layer, numbers_of(weight, BITS[format], part_inputs))
             return packed
 
         packed = {
@@ -243,6 +261,18 @@ def test_other_shapes_equal_the_reference(shape: dict[str, Any], format: str) ->
     model = Model(format, **shape)
     ours, reference = model.run_all("cpu", *STEPS), model.run_all("torch", *STEPS)
     check_equals_reference(ours, reference, format)
+
+
+@pytest.mark.parametrize("has_least", [False, True])
+@pytest.mark.parametrize("part_inputs", [16, 32])
+@pytest.mark.parametrize("format", sorted(BITS))
+def test_weights_of_numbers_equal_the_reference(
+    format: str, part_inputs: int, has_least: bool
+) -> None:
+    """The output layer among them, whose rows are embeddings, too."""
+    model = Model(format, gated=96, is_tied=True, part_inputs=part_inputs, has_least=has_least)
+    ours, reference = model.run_all("cpu", *STEPS), model.run_all("torch", *STEPS)
+    check_equals_reference(ours, reference, "int4")
 
 
 @pytest.mark.parametrize("format", FORMATS)

@@ -8,6 +8,7 @@ from engine.core.ops import library as ops
 from engine.core.ops.numbers import Numbers
 from engine.core.ops.packing import PARTS, PackedWeight
 from engine.core.tensors.kv_cache import allocate_cache
+from tests.engine.helpers.published.floats import floats_of
 from tests.helpers.built_kernels import needs_kernels
 
 BLOCK_SIZE = 16
@@ -264,29 +265,30 @@ LINEAR_SHAPES = [  # of a format and a weight: outputs, inputs
 LINEARS = pytest.mark.parametrize(("format", "num_outputs", "num_inputs"), LINEAR_SHAPES)
 
 
-def random_numbers(num_outputs: int, num_inputs: int, bits: int, part_inputs: int) -> Numbers:
+def random_numbers(
+    num_outputs: int, num_inputs: int, bits: int, part_inputs: int, *, has_least: bool
+) -> Numbers:
     shape = (num_outputs, -(-num_inputs // part_inputs))
     codes = torch.randint(0, 1 << bits, (num_outputs, num_inputs)).to(torch.uint8)
-    scales, least = torch.rand(shape) / (1 << bits), torch.randn(shape)
-    return Numbers(codes, scales.half(), least.half(), bits, part_inputs)
+    scales = torch.rand(shape) / (1 << bits)
+    least = torch.randn(shape).half() if has_least else None
+    return Numbers(codes, scales.half(), least, bits, part_inputs)
 
 
+@pytest.mark.parametrize("has_least", [False, True])
 @pytest.mark.parametrize("part_inputs", [16, 32])
-@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("bits", [4, 6, 8])
 @pytest.mark.parametrize(("num_outputs", "num_inputs"), [(1, 32), (50, 528), (130, 96)])
 def test_linear_with_numbers_in_parts_equals_the_reference_for_any_rows(
-    num_outputs: int, num_inputs: int, bits: int, part_inputs: int
+    num_outputs: int, num_inputs: int, bits: int, part_inputs: int, has_least: bool
 ) -> None:
     torch.manual_seed(0)
-    numbers = random_numbers(num_outputs, num_inputs, bits, part_inputs)
-    packed = PackedWeight.allocate(1, num_outputs, num_inputs, PARTS[bits], part_inputs)
-    packed.fill_numbers(0, numbers)
-    scales, least = (
-        part.float().repeat_interleave(part_inputs, 1)[:, :num_inputs]
-        for part in (numbers.scales, numbers.least)
+    numbers = random_numbers(num_outputs, num_inputs, bits, part_inputs, has_least=has_least)
+    packed = PackedWeight.allocate(
+        1, num_outputs, num_inputs, PARTS[bits], part_inputs, has_least=has_least
     )
-    expected = numbers.codes.float() * scales + least
-    assert torch.equal(packed.unpack(0)[:num_outputs], expected)
+    packed.fill_numbers(0, numbers)
+    assert torch.equal(packed.unpack(0)[:num_outputs], floats_of(numbers))
     assert packed.scales is not None
     weight = packed.panels[0], packed.scales[0]
     rows = torch.randn(29, num_inputs)

@@ -229,7 +229,7 @@ void decoder_step_cpu(
   const int64_t widest = std::max({s.hidden_size, num_heads * s.head_dim, s.num_gated});
   s.values = buffers.values.get<std::byte>(s.num_rows * widest * sizeof(float));
   s.scales = buffers.scales.get<float>(s.num_rows * (widest / kGroup + 1));
-  s.offsets = buffers.offsets.get<int32_t>(s.num_rows * (widest / kGroup + 1));
+  s.offsets = buffers.offsets.get<int32_t>(s.num_rows * (widest / kSmallestPart + 1));
   s.sums = buffers.sums.get<float>(s.num_rows * (widest / kSmallestPart + 1));
 
   const bool has_adapters = adapter_rows.has_value();

@@ -144,14 +144,11 @@ PARLEY_INLINE void prepare_numbers(const TilePart& part, int64_t size, const Wei
     const Rounding rounding = rounding_of(x, size);
     const int64_t place = row * weight.num_groups() + part.group;
     part.scales[place] = rounding.scale;
-    float* const sums = part.sums + row * weight.num_parts() + part.group * (kGroup / part_size);
+    const int64_t first_part = row * weight.num_parts() + part.group * (kGroup / part_size);
     for (int64_t i = 0; i < size; i += part_size) {
       const int32_t sum = round_to(x + i, std::min(part_size, size - i), rounding, numbers + i);
-      if (has_parts(weight.format)) {
-        sums[i / part_size] = static_cast<float>(sum);
-      } else {
-        part.offsets[place] = -128 * sum;  // weights have 128 added
-      }
+      part.offsets[first_part + i / part_size] = -weight.zero() * sum;
+      part.sums[first_part + i / part_size] = static_cast<float>(sum);
     }
     if constexpr (place_of(1) != 1) {
       for (int64_t i = 0; i < size; i += 4) std::swap(numbers[i + 1], numbers[i + 2]);
@@ -189,6 +186,17 @@ void prepare(const Weight& weight, const TilePart& part) {
   }
 }
 
+// The number of an input, of a weight in parts.
+PARLEY_INLINE int number_at(const Weight& weight, int64_t panel, int64_t lane, int64_t input) {
+  const Format format = weight.format;
+  const int64_t together = format == Format::kParts4 ? 8 : format == Format::kParts6 ? 16 : 4, i = input % together;
+  const uint8_t* const bytes = static_cast<const uint8_t*>(weight.panels) +
+                               kPanel * bytes_of(format, panel * weight.num_inputs + input - i) + lane * 4 + i % 4;
+  if (format == Format::kParts8) return *bytes;
+  const int low = bytes[i / 8 * kLineBytes] >> (i % 8 < 4 ? 0 : 4) & 15;
+  return format == Format::kParts4 ? low : (bytes[2 * kLineBytes] >> i / 4 * 2 & 3) << 4 | low;
+}
+
 // One row of a packed weight: its embedding, where the output layer is tied to it.
 void unpack_output(const Weight& weight, int64_t output, float* out) {
   const int64_t panel = output / kPanel, lane = output % kPanel, num_inputs = weight.num_inputs;
@@ -211,15 +219,13 @@ void unpack_output(const Weight& weight, int64_t output, float* out) {
         break;
       }
       case Format::kParts8:
+      case Format::kParts6:
       case Format::kParts4: {
-        const auto* panels = static_cast<const uint8_t*>(weight.panels);
-        const int64_t together = weight.format == Format::kParts4 ? 8 : 4, in_line = i % together;
-        const int64_t line = kPanel * bytes_of(weight.format, panel * num_inputs + i - in_line);
-        const int byte = panels[line + lane * 4 + in_line % 4];
-        const int number = together == 4 ? byte : in_line < 4 ? byte & 15 : byte >> 4;
-        const PartScale& of =
-            static_cast<const PartScale*>(weight.scales)[panel * weight.num_parts() + i / weight.part];
-        out[i] = static_cast<float>(number) * to_float(of.scale[lane]) + to_float(of.least[lane]);
+        const Half* const scale = static_cast<const Half*>(weight.scales) +
+                                  (panel * weight.num_parts() + i / weight.part) * weight.part_halves() + lane;
+        const int number = number_at(weight, panel, lane, i) - weight.zero();
+        const float least = weight.has_least ? to_float(scale[kPanel]) : 0.0f;
+        out[i] = static_cast<float>(number) * to_float(*scale) + least;
         break;
       }
     }

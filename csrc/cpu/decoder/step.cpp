@@ -27,7 +27,7 @@ Rows Step::prepare(
       k.prepare(weight, {
           .rows = rows + row * stride, .stride = stride, .num_rows = tiles.begin(tile + 1) - row,
           .group = part % groups, .values = values + row * weight.num_inputs * element,
-          .scales = scales + row * groups, .offsets = offsets + row * groups,
+          .scales = scales + row * groups, .offsets = offsets + row * weight.num_parts(),
           .sums = sums + row * weight.num_parts()});
     }
   });

@@ -6,10 +6,13 @@
 //   float32   [panel][input][16]
 //   bfloat16  [panel][input / 2][16][2]   pairs of inputs, as dot-product instructions want them
 //   int8      [panel][input / 4][16][4]   unsigned, 128 is zero; a scale for 128 inputs of each output
-//   parts8    [panel][input / 4][16][4]   unsigned; a scale and a least number for a part of the inputs, 16 or 32 of
+//   parts8    [panel][input / 4][16][4]   unsigned, 128 is zero; a scale for a part of the inputs, 16 or 32 of
 //                                         them, of each output
-//   parts4    [panel][input / 8][16][4]   bytes: of eight inputs the first four in the low halves, the others in the
-//                                         high ones; scales as of parts8
+//   parts4    [panel][input / 8][16][4]   8 is zero; bytes: of eight inputs the first four in the low halves, the
+//                                         others in the high ones; scales as of parts8
+//   parts6    [panel][input / 16][3][16][4]  32 is zero; of sixteen inputs the low four bits as of parts4, then their
+//                                         high two: byte i has those of inputs i, i + 4, i + 8, i + 12, low first
+// In parts, weights may have a least number for each part besides: then the number 0 stands for that.
 #pragma once
 
 #include <cstdint>
@@ -20,16 +23,19 @@ constexpr int64_t kPanel = 16;   // outputs that grow side by side in one vector
 constexpr int64_t kGroup = 128;  // int8: inputs with one scale; float: summed before they join the total
 constexpr int64_t kSmallestPart = 16;  // of a group
 
-enum class Format { kFloat32, kBFloat16, kInt8, kParts8, kParts4 };
+enum class Format { kFloat32, kBFloat16, kInt8, kParts8, kParts6, kParts4 };
 
-constexpr bool has_parts(Format format) { return format == Format::kParts8 || format == Format::kParts4; }
+constexpr bool has_parts(Format format) {
+  return format == Format::kParts8 || format == Format::kParts6 || format == Format::kParts4;
+}
 
 constexpr bool has_whole_numbers(Format format) { return format == Format::kInt8 || has_parts(format); }
 
-// Of so many inputs of an output; parts4: of whole bytes.
+// Of so many inputs of an output, which lie in whole lines.
 constexpr int64_t bytes_of(Format format, int64_t num_inputs) {
   return format == Format::kFloat32    ? 4 * num_inputs
          : format == Format::kBFloat16 ? 2 * num_inputs
+         : format == Format::kParts6   ? num_inputs / 4 * 3
          : format == Format::kParts4   ? num_inputs / 2
                                        : num_inputs;
 }
@@ -38,26 +44,30 @@ struct Half {  // IEEE 754, in 16 bits
   uint16_t bits;
 };
 
-// What the numbers of a part stand for, number * scale + least, for each output of a panel.
-struct PartScale {
-  Half scale[kPanel], least[kPanel];
-};
-
 struct Weight {
   Format format;
   const void* panels;
-  const void* scales;   // int8: float [panel][group][16]; in parts: PartScale [panel][part]
+  const void* scales;   // int8: float [panel][group][16]; in parts: Half [panel][part][16], or [2][16] with the least
   const float* bias;    // [num_outputs], may be null
   int64_t num_inputs;   // with padding
   int64_t num_outputs;
   int64_t part;         // inputs with one scale: int8 a group, in parts 16 or 32
+  bool has_least;
 
   int64_t num_groups() const { return (num_inputs + kGroup - 1) / kGroup; }
 
   int64_t num_parts() const { return (num_inputs + part - 1) / part; }
 
-  int64_t scales_bytes() const {  // of a panel
-    return num_parts() * (has_parts(format) ? sizeof(PartScale) : kPanel * sizeof(float));
+  int64_t part_halves() const { return (has_least ? 2 : 1) * kPanel; }  // of a panel
+
+  int64_t part_bytes() const {
+    return has_parts(format) ? part_halves() * sizeof(Half) : kPanel * sizeof(float);
+  }
+
+  int64_t scales_bytes() const { return num_parts() * part_bytes(); }
+
+  int32_t zero() const {  // the number that stands for it
+    return has_least ? 0 : format == Format::kParts4 ? 8 : format == Format::kParts6 ? 32 : 128;
   }
 };
 
@@ -67,7 +77,7 @@ struct Weight {
 struct Rows {
   const void* values;
   const float* scales;       // of whole numbers: [row][group]
-  const int32_t* offsets;    // int8: [row][group], what a sum begins with, because weights have one too
+  const int32_t* offsets;    // of whole numbers: [row][part], what a sum begins with, as weights have a zero too
   const float* sums;         // in parts: [row][part], of the row's numbers, for what weights have at least
 };
 

@@ -173,7 +173,7 @@ void add_dot_group(
 // ---- whole numbers: exact sums of inputs that share a scale, then their scales -----------------------
 //
 // `fours` gives the weights of four inputs of a panel as bytes, whatever they are kept as: BytesOf of int8
-// and parts8, NibblesOf of parts4.
+// and parts8, NibblesOf of parts4, SixBitsOf of parts6.
 
 #if defined(PARLEY_X86) && PARLEY_WIDTH >= 8 && !defined(PARLEY_DOT_INT8)
 
@@ -205,6 +205,20 @@ struct NibblesOf {
   }
 
   BytesOf bytes;
+};
+
+template <int kFour>
+struct SixBitsOf {
+  PARLEY_MEMBER __m256i operator()(int64_t panel, int64_t part) const {
+    const __m256i two = _mm256_set1_epi8(0x30);
+    __m256i high = bits(panel, part);
+    if constexpr (kFour < 2) high = _mm256_slli_epi16(high, 4 - 2 * kFour);
+    if constexpr (kFour > 2) high = _mm256_srli_epi16(high, 2);
+    return _mm256_or_si256(nibbles(panel, part), _mm256_and_si256(high, two));
+  }
+
+  NibblesOf<kFour % 2 == 1> nibbles;
+  BytesOf bits;
 };
 
 // The products of kRows rows with four inputs of kPanels panels.
@@ -267,6 +281,20 @@ struct NibblesOf {
   BytesOf bytes;
 };
 
+template <int kFour>
+struct SixBitsOf {
+  PARLEY_MEMBER __m512i operator()(int64_t panel) const {
+    const __m512i two = _mm512_set1_epi8(0x30);
+    __m512i high = bits(panel);
+    if constexpr (kFour < 2) high = _mm512_slli_epi16(high, 4 - 2 * kFour);
+    if constexpr (kFour > 2) high = _mm512_srli_epi16(high, 2);
+    return _mm512_or_si512(nibbles(panel), _mm512_and_si512(high, two));
+  }
+
+  NibblesOf<kFour % 2 == 1> nibbles;
+  BytesOf bits;
+};
+
 template <int kRows, int kPanels, typename Fours>
 PARLEY_INLINE void add_products(
     GroupSums (&sums)[kRows][kPanels], const Fours& fours, const Quantized* inputs) {
@@ -319,6 +347,16 @@ struct NibblesOf {
   }
 
   BytesOf bytes;
+};
+
+template <int kFour>
+struct SixBitsOf {
+  PARLEY_MEMBER int32_t operator()(int64_t panel, int64_t place) const {
+    return (bits(panel, place) >> 2 * kFour & 3) << 4 | nibbles(panel, place);
+  }
+
+  NibblesOf<kFour % 2 == 1> nibbles;
+  BytesOf bits;
 };
 
 template <int kRows, int kPanels, typename Fours>
@@ -374,42 +412,66 @@ void add_int8_group(
   });
 }
 
+// A line of each panel, or three of parts6: the inputs that lie together there.
+template <Format kFormat, int kRows, int kPanels>
+PARLEY_INLINE void add_line(
+    GroupSums (&sums)[kRows][kPanels], const BytesOf& bytes, const Quantized* rows,
+    Fetching<kRows, kPanels>& fetching) {
+  fetching.next();
+  if constexpr (kFormat == Format::kParts8) {
+    add_products<kRows, kPanels>(sums, bytes, rows);
+  } else if constexpr (kFormat == Format::kParts4) {
+    add_products<kRows, kPanels>(sums, NibblesOf<false>{bytes}, rows);
+    add_products<kRows, kPanels>(sums, NibblesOf<true>{bytes}, rows + 4 * kRows);
+  } else {
+    const BytesOf second{bytes.weights + kLineBytes, bytes.panel_bytes};
+    const BytesOf bits{bytes.weights + 2 * kLineBytes, bytes.panel_bytes};
+    add_products<kRows, kPanels>(sums, SixBitsOf<0>{{bytes}, bits}, rows);
+    add_products<kRows, kPanels>(sums, SixBitsOf<1>{{bytes}, bits}, rows + 4 * kRows);
+    fetching.next();
+    add_products<kRows, kPanels>(sums, SixBitsOf<2>{{second}, bits}, rows + 8 * kRows);
+    add_products<kRows, kPanels>(sums, SixBitsOf<3>{{second}, bits}, rows + 12 * kRows);
+    fetching.next();
+  }
+}
+
 // What the weights of a part have at least is multiplied with the sum of the inputs.
 template <Format kFormat, int kRows, int kPanels>
 void add_parts_group(
     const Product& p, int64_t first_row, int64_t first_panel, int64_t group, Floats* totals,
     const Fetch& fetch) {
-  constexpr int64_t kTogether = kFormat == Format::kParts4 ? 8 : 4;  // inputs in a line of each panel
+  constexpr int64_t kTogether = kFormat == Format::kParts4 ? 8 : kFormat == Format::kParts6 ? 16 : 4;
   const int64_t num_inputs = p.weight.num_inputs, part_size = p.weight.part, begin = group * kGroup;
   const int64_t num_parts = p.weight.num_parts(), num_groups = p.weight.num_groups();
-  const int64_t panel_bytes = kPanel * bytes_of(kFormat, num_inputs);
+  const int64_t panel_bytes = kPanel * bytes_of(kFormat, num_inputs), halves = p.weight.part_halves();
   const auto* const rows = static_cast<const Quantized*>(p.rows.values) + first_row * num_inputs;
   const auto* const weights = static_cast<const uint8_t*>(p.weight.panels) + first_panel * panel_bytes;
-  const auto* const scales = static_cast<const PartScale*>(p.weight.scales) + first_panel * num_parts;
+  const auto* const scales = static_cast<const Half*>(p.weight.scales) + first_panel * num_parts * halves;
   const float* const row_sums = p.rows.sums + first_row * num_parts;
+  const int32_t* const offsets = p.rows.offsets + first_row * num_parts;
   Floats of_group[kRows][kPanels];
   unrolled<kRows, kPanels>([&](auto row, auto panel) PARLEY_LAMBDA { of_group[row][panel] = splat(0.0f); });
   Fetching<kRows, kPanels> fetching(fetch);
   const int64_t end = std::min(begin + kGroup, num_inputs);
   for (int64_t part = begin / part_size; part * part_size < end; ++part) {
     GroupSums sums[kRows][kPanels];
-    unrolled<kRows, kPanels>([&](auto row, auto panel) PARLEY_LAMBDA { sums[row][panel] = sums_from(0); });
+    unrolled<kRows, kPanels>([&](auto row, auto panel) PARLEY_LAMBDA {
+      sums[row][panel] = sums_from(offsets[row * num_parts + part]);
+    });
     const int64_t part_end = std::min((part + 1) * part_size, end);
     for (int64_t input = part * part_size; input < part_end; input += kTogether) {
       const BytesOf bytes{weights + kPanel * bytes_of(kFormat, input), panel_bytes};
-      fetching.next();
-      if constexpr (kFormat == Format::kParts8) {
-        add_products<kRows, kPanels>(sums, bytes, rows + input * kRows);
-      } else {
-        add_products<kRows, kPanels>(sums, NibblesOf<false>{bytes}, rows + input * kRows);
-        add_products<kRows, kPanels>(sums, NibblesOf<true>{bytes}, rows + (input + 4) * kRows);
-      }
+      add_line<kFormat, kRows, kPanels>(sums, bytes, rows + input * kRows, fetching);
     }
     unrolled<kPanels>([&](auto panel) PARLEY_LAMBDA {
-      const PartScale& of_panel = scales[panel * num_parts + part];
-      const Floats scale = load(of_panel.scale), least = load(of_panel.least);
+      const Half* const of_part = scales + (panel * num_parts + part) * halves;
+      const Floats scale = load(of_part);
       unrolled<kRows>([&](auto row) PARLEY_LAMBDA {
         add_product(of_group[row][panel], to_floats(sums[row][panel]), scale);
+      });
+      if (!p.weight.has_least) return;
+      const Floats least = load(of_part + kPanel);
+      unrolled<kRows>([&](auto row) PARLEY_LAMBDA {
         add_scaled(of_group[row][panel], row_sums[row * num_parts + part], least);
       });
     });

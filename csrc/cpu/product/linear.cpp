@@ -30,7 +30,7 @@ struct PreparedRows {
     if (count <= 1 && element == sizeof(float)) return {rows, nullptr, nullptr, nullptr};  // one lies as it must
     values.resize(count * weight.num_inputs * element);
     scales.resize(count * groups);
-    offsets.resize(count * groups);
+    offsets.resize(count * weight.num_parts());
     sums.resize(count * weight.num_parts());
     const int64_t tallest = k.tallest_tile(weight.format);
     const Tiles tiles(count, tallest);
@@ -47,7 +47,7 @@ struct PreparedRows {
                 .rows = rows + row * stride, .stride = stride,
                 .num_rows = tiles.begin(tile + 1) - row, .group = part % groups,
                 .values = to + row * weight.num_inputs * element,
-                .scales = row_scales + row * groups, .offsets = row_offsets + row * groups,
+                .scales = row_scales + row * groups, .offsets = row_offsets + row * weight.num_parts(),
                 .sums = row_sums + row * weight.num_parts()});
           }
         });

@@ -156,9 +156,10 @@ PARLEY_INLINE void fetch_outputs(
   }
 }
 
-// Fetch the scales of a group of `width` panels: a line for each part of it.
+// Fetch the scales of a group of `width` panels.
 PARLEY_INLINE void fetch_scales(const Weight& weight, int64_t panel, int64_t width, int64_t group) {
-  const int64_t lines = kGroup / weight.part, panel_bytes = weight.scales_bytes();
+  const int64_t lines = kGroup / weight.part * weight.part_bytes() / kLineBytes;
+  const int64_t panel_bytes = weight.scales_bytes();
   const auto* const scales = static_cast<const std::byte*>(weight.scales) + panel * panel_bytes;
   for (int64_t i = 0; i < width; ++i) {
     for (int64_t line = group * lines; line < (group + 1) * lines; ++line) {
@@ -228,6 +229,7 @@ void multiply(const Product& p, int64_t begin, int64_t end) {
     case Format::kBFloat16: return compute_pieces<Format::kBFloat16>(p, begin, end);
     case Format::kInt8: return compute_pieces<Format::kInt8>(p, begin, end);
     case Format::kParts8: return compute_pieces<Format::kParts8>(p, begin, end);
+    case Format::kParts6: return compute_pieces<Format::kParts6>(p, begin, end);
     case Format::kParts4: return compute_pieces<Format::kParts4>(p, begin, end);
   }
 }

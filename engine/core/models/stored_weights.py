@@ -46,6 +46,7 @@ class StoredNumbers(StoredWeight):
 
     bits: int
     part_inputs: int
+    has_least: bool
 
     def read(self) -> Numbers:
         """Raises the same."""
@@ -146,7 +147,7 @@ def find_weight(tensor: StoredTensor, *, keeps_numbers: bool) -> StoredWeight | 
         kind = number_kind(tensor) if keeps_numbers else None
         if kind is None:
             return StoredWeight(tensor)
-        return StoredNumbers(tensor, kind.bits, kind.part_inputs)
+        return StoredNumbers(tensor, kind.bits, kind.part_inputs, kind.has_least)
     if not isinstance(tensor, GgufTensor) or tensor.dtype in _FLOATS:
         return None
     from engine.core.models.gguf.numbers import NUMBER_TYPES

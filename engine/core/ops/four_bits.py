@@ -1,60 +1,55 @@
-"""Weights as numbers from 0 to 15, with a scale and a least number for 32 inputs.
+"""Weights as numbers from -8 to 7, each 32 of which have a scale in float16: 4.5 bits in all.
 
-Both are float16, as in GGUF's Q4_1, so that a weight takes 5 bits in all.
+So they lie in GGUF's Q4_0. A least number beside the scale would take 5 bits, and what is gained by
+it is hardly more than what a second scale to choose from gains (docs/performance.md).
 """
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from engine.core.ops.numbers import Numbers
+from engine.core.ops.numbers import ZEROS, Numbers
 
-PART_INPUTS = 32  # that share a scale and a least number
-MOST = 15
+PART_INPUTS = 32  # that share a scale
+# Of the step with which a part's largest weight is the number -8. With the smaller one this weight
+# is cut off a little and the others, which are many, are rounded less.
+STEPS = (1.0, 0.88)
 MOST_OF_HALF = torch.finfo(torch.float16).max
 
 
 def quantize(weight: Tensor) -> Numbers:
     """[outputs, inputs] → numbers that stand for nearly the same.
 
-    Weights are rounded to 15 steps from the least of a part to its most; then its scale and least
-    number are those that fit the rounded ones best, by least squares.
+    Weights are rounded to numbers of each step; then the scale is the one that fits these best, by
+    least squares. Each part keeps those with the smaller error.
     """
     parts = _parts(weight)
-    low, high = torch.aminmax(parts, dim=-1, keepdim=True)
-    step = ((high - low) / MOST).clamp_(min=torch.finfo(torch.float16).tiny)
-    codes = ((parts - low) / step).round_()
-    of_codes, of_parts = codes.mean(-1, keepdim=True), parts.mean(-1, keepdim=True)
-    centered = codes - of_codes
-    covariance = parts.mul_(centered).sum(-1, keepdim=True)
-    variance = centered.square_().sum(-1, keepdim=True)
-    scales = torch.where(variance > 0, covariance / variance, step)
-    least = of_parts - scales * of_codes
-    stored = codes.to(torch.uint8).flatten(-2)[:, : weight.shape[1]]
-    scales, least = _to_half(scales.squeeze(-1)), _to_half(least.squeeze(-1))
-    return Numbers(stored, scales, least, bits=4, part_inputs=PART_INPUTS)
+    largest = parts.gather(-1, parts.abs().argmax(-1, keepdim=True))
+    numbers, scales = _fit(parts, largest, STEPS[0])
+    for step in STEPS[1:]:
+        others, their_scales = _fit(parts, largest, step)
+        is_better = _error(parts, others, their_scales) < _error(parts, numbers, scales)
+        numbers = torch.where(is_better, others, numbers)
+        scales = torch.where(is_better, their_scales, scales)
+    codes = (numbers + ZEROS[4]).to(torch.uint8).flatten(-2)[:, : weight.shape[1]]
+    return Numbers(codes, scales.squeeze(-1), None, bits=4, part_inputs=PART_INPUTS)
 
 
-def to_words(codes: Tensor) -> Tensor:
-    """[..., 8] → [..., 1] int32: of each byte the low half, then the high halves."""
-    return (codes[..., :4] | codes[..., 4:] << 4).contiguous().view(torch.int32)
+def _fit(parts: Tensor, largest: Tensor, step: float) -> tuple[Tensor, Tensor]:
+    """Numbers [..., 32] and scales [..., 1] float16, which are never infinite."""
+    size = largest * (-step / ZEROS[4])
+    numbers = (parts / torch.where(size == 0, 1.0, size)).round_().clamp_(-ZEROS[4], ZEROS[4] - 1)
+    squares = numbers.square().sum(-1, keepdim=True)
+    fitting = (parts * numbers).sum(-1, keepdim=True) / squares
+    scales = torch.where(squares > 0, fitting, 0.0)
+    return numbers, scales.clamp_(-MOST_OF_HALF, MOST_OF_HALF).half()
 
 
-def from_words(words: Tensor) -> Tensor:
-    """[..., 1] → [..., 8] uint8."""
-    stored = words.view(torch.uint8)
-    return torch.cat([stored & MOST, stored >> 4], dim=-1)
-
-
-def _to_half(numbers: Tensor) -> Tensor:
-    """The nearest float16, which are never infinite."""
-    return numbers.clamp(-MOST_OF_HALF, MOST_OF_HALF).half()
+def _error(parts: Tensor, numbers: Tensor, scales: Tensor) -> Tensor:
+    return (numbers * scales.float()).sub_(parts).square_().sum(-1, keepdim=True)
 
 
 def _parts(weight: Tensor) -> Tensor:
-    """[outputs, parts, 32] float32, a copy. What the last one lacks is its last weight again."""
-    padding = -weight.shape[1] % PART_INPUTS
-    copy = weight.to(torch.float32, copy=True)
-    if padding:
-        copy = functional.pad(copy[None], (0, padding), mode="replicate")[0]
-    return copy.view(len(weight), -1, PART_INPUTS)
+    """[outputs, parts, 32] float32. What the last one lacks are zeros."""
+    padded = functional.pad(weight.float(), (0, -weight.shape[1] % PART_INPUTS))
+    return padded.view(len(weight), -1, PART_INPUTS)

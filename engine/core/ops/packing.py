@@ -1,8 +1,8 @@
 """Weights as `linear` and `decoder_step` of csrc read them: panels of 16 outputs (`product.h`).
 
 A format is named by how it stores a weight: "float32", "bfloat16", "int8" with one scale for every
-128 inputs of an output; "int4" and "int8_parts" with a scale and a least number for every 32 inputs
-or every 16 (`numbers.py`).
+128 inputs of an output; "int4", "int6" and "int8_parts" with a scale for every 32 inputs or every
+16, and with a least number for each where that is needed (`numbers.py`).
 """
 
 from collections.abc import Iterator
@@ -12,23 +12,25 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from engine.core.ops import four_bits
-from engine.core.ops.numbers import Numbers
+from engine.core.ops import four_bits, words
+from engine.core.ops.numbers import ZEROS, Numbers
 from engine.core.tensors import huge_pages
 
 PANEL_OUTPUTS = 16
 GROUP_INPUTS = 128  # inputs that share a scale
 INT8_ZERO = 128  # int8 weights are stored unsigned
 # Inputs of an output that lie together.
-INTERLEAVED = {"float32": 1, "bfloat16": 2, "int8": 4, "int8_parts": 4, "int4": 8}
+INTERLEAVED = {"float32": 1, "bfloat16": 2, "int8": 4, "int8_parts": 4, "int6": 16, "int4": 8}
 DTYPES = {
     "float32": torch.float32,
     "bfloat16": torch.bfloat16,
     "int8": torch.uint8,
     "int8_parts": torch.uint8,
+    "int6": torch.int32,  # sixteen inputs in three
     "int4": torch.int32,  # eight inputs each
 }
-PARTS = {8: "int8_parts", 4: "int4"}  # bits → format
+PARTS = {8: "int8_parts", 6: "int6", 4: "int4"}  # bits → format
+BITS = {format: bits for bits, format in PARTS.items()}
 # Packed at once: copies on the way are of so many, not of a whole weight, and fit into a cache.
 SLAB_WEIGHTS = 1 << 18
 
@@ -37,8 +39,10 @@ SLAB_WEIGHTS = 1 << 18
 class PackedWeight:
     """The same weight of several layers, [num_outputs, num_inputs] each."""
 
-    panels: Tensor  # [layers, panels, inputs / interleaved, 16, interleaved]; int4: 1 at the end
-    # int8: [layers, panels, groups, 16] float32; in parts: [layers, panels, parts, 2, 16] float16
+    # [layers, panels, inputs / interleaved, 16, interleaved]; int4: 1 at the end, int6: 3, 16
+    panels: Tensor
+    # int8: [layers, panels, groups, 16] float32; in parts: [layers, panels, parts, 16] float16, or
+    # [layers, panels, parts, 2, 16] with least numbers
     scales: Tensor | None
 
     @classmethod
@@ -49,18 +53,20 @@ class PackedWeight:
         num_inputs: int,
         format: str,
         part_inputs: int = four_bits.PART_INPUTS,
+        *,
+        has_least: bool = False,
     ) -> "PackedWeight":
         """Room for all layers, in huge pages where the system gives such."""
         num_panels = -(-num_outputs // PANEL_OUTPUTS)
         n = INTERLEAVED[format]
-        num_together = 1 if format == "int4" else n
-        shape = (num_layers, num_panels, -(-num_inputs // n), PANEL_OUTPUTS, num_together)
+        ends = {"int4": (PANEL_OUTPUTS, 1), "int6": (3, PANEL_OUTPUTS)}
+        end = ends.get(format, (PANEL_OUTPUTS, n))
+        shape = (num_layers, num_panels, -(-num_inputs // n), *end)
         scales = None
-        if format in PARTS.values():
+        if format in BITS:
+            of_part = (2, PANEL_OUTPUTS) if has_least else (PANEL_OUTPUTS,)
             num_parts = -(-num_inputs // part_inputs)
-            scales = huge_pages.zeros(
-                (num_layers, num_panels, num_parts, 2, PANEL_OUTPUTS), torch.float16
-            )
+            scales = huge_pages.zeros((num_layers, num_panels, num_parts, *of_part), torch.float16)
         if format == "int8":
             num_groups = -(-num_inputs // GROUP_INPUTS)
             scales = huge_pages.zeros(
@@ -92,19 +98,27 @@ class PackedWeight:
 
     def fill_numbers(self, layer: int, numbers: Numbers) -> None:
         """Pack the weight of one layer as it is, into as many bits as it has, or into more."""
-        assert self.scales is not None
+        assert self.scales is not None and numbers.bits <= BITS[self.format]
         numbers = numbers.in_parts_of(_part_inputs(self.num_inputs, self.scales.shape[2]))
+        if _has_least(self.panels, self.scales):
+            numbers = numbers.with_least()
         for panels, codes in _slabs(numbers.codes):
             rows = slice(panels.start * PANEL_OUTPUTS, panels.stop * PANEL_OUTPUTS)
-            scales, least = numbers.scales[rows], numbers.least[rows]
-            self._put(layer, panels, numbers._replace(codes=codes, scales=scales, least=least))
+            least = None if numbers.least is None else numbers.least[rows]
+            part = numbers._replace(codes=codes, scales=numbers.scales[rows], least=least)
+            self._put(layer, panels, part.in_bits(BITS[self.format]))
 
     def _put(self, layer: int, panels: slice, numbers: Numbers) -> None:
-        assert self.scales is not None and numbers.bits <= (4 if self.format == "int4" else 8)
+        assert self.scales is not None
+        assert (numbers.least is not None) == _has_least(self.panels, self.scales)
         codes = to_panels(numbers.codes, INTERLEAVED[self.format])
-        self.panels[layer, panels] = four_bits.to_words(codes) if self.format == "int4" else codes
-        for place, part in enumerate((numbers.scales, numbers.least)):
-            self.scales[layer, panels, :, place] = to_panels(part, 1).squeeze(-1)
+        self.panels[layer, panels] = _to_words(codes, self.format)
+        scales = to_panels(numbers.scales, 1).squeeze(-1)
+        if numbers.least is None:
+            self.scales[layer, panels] = scales
+        else:
+            least = to_panels(numbers.least, 1).squeeze(-1)
+            self.scales[layer, panels] = torch.stack((scales, least), dim=2)
 
     def unpack(self, layer: int) -> Tensor:
         """[outputs, inputs] float32, both with their padding."""
@@ -113,10 +127,11 @@ class PackedWeight:
 
 def unpack(panels: Tensor, scales: Tensor | None) -> Tensor:
     """What one layer's panels stand for: [outputs, inputs] float32, both with their padding."""
-    if (format := _format(panels, scales)) in PARTS.values():
+    if (format := _format(panels, scales)) in BITS:
         assert scales is not None
-        codes = four_bits.from_words(panels) if format == "int4" else panels
-        return _unpack_parts(codes, scales)
+        codes = _of_words(panels, format)
+        zero = 0 if _has_least(panels, scales) else ZEROS[BITS[format]]
+        return _unpack_parts(codes, scales, zero)
     num_panels, num_steps, _, n = panels.shape
     weights = panels.float().transpose(1, 2).reshape(num_panels, PANEL_OUTPUTS, -1)
     if scales is not None:
@@ -125,16 +140,19 @@ def unpack(panels: Tensor, scales: Tensor | None) -> Tensor:
     return weights.flatten(0, 1)
 
 
-def _unpack_parts(codes: Tensor, scales: Tensor) -> Tensor:
-    """`codes` are [panels, steps, 16, n]."""
-    numbers = codes.float().transpose(1, 2).reshape(len(codes), PANEL_OUTPUTS, -1)
+def _unpack_parts(codes: Tensor, scales: Tensor, zero: int) -> Tensor:
+    """`codes` are [panels, steps, 16, n]. Of these `zero` stands for 0, or 0 for a least number."""
+    numbers = codes.float().transpose(1, 2).reshape(len(codes), PANEL_OUTPUTS, -1) - zero
     num_inputs, num_parts = numbers.shape[-1], scales.shape[1]
     part_inputs = _part_inputs(num_inputs, num_parts)
-    scale, least = (
+    factors = (
         part.float().transpose(1, 2).repeat_interleave(part_inputs, -1)[..., :num_inputs]
-        for part in scales.unbind(2)
+        for part in (scales.unbind(2) if scales.dim() == 4 else (scales,))
     )
-    return (numbers * scale + least).flatten(0, 1)
+    numbers.mul_(next(factors))
+    for least in factors:
+        numbers.add_(least)
+    return numbers.flatten(0, 1)
 
 
 def _part_inputs(num_inputs: int, num_parts: int) -> int:
@@ -145,8 +163,24 @@ def _format(panels: Tensor, scales: Tensor | None) -> str:
     if scales is None:
         return "float32" if panels.dtype == torch.float32 else "bfloat16"
     if panels.dtype == torch.int32:
-        return "int4"
+        return "int4" if panels.shape[-1] == 1 else "int6"
     return "int8_parts" if scales.dtype == torch.float16 else "int8"
+
+
+def _has_least(panels: Tensor, scales: Tensor) -> bool:
+    return scales.dim() == panels.dim()
+
+
+def _to_words(codes: Tensor, format: str) -> Tensor:
+    if format == "int4":
+        return words.four_bits_to_words(codes)
+    return words.six_bits_to_words(codes) if format == "int6" else codes
+
+
+def _of_words(panels: Tensor, format: str) -> Tensor:
+    if format == "int4":
+        return words.four_bits_of_words(panels)
+    return words.six_bits_of_words(panels) if format == "int6" else panels
 
 
 def _slabs(weight: Tensor) -> Iterator[tuple[slice, Tensor]]:

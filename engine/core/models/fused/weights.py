@@ -31,10 +31,13 @@ class Stack:
         whole = [each for each in stored if each is not None]
         self._keeps_numbers = len(whole) == len(stored)
         if self._keeps_numbers:
-            format = PARTS[max(each.bits for each in whole)]
-            part_inputs = min(each.part_inputs for each in whole)
             self.packed = PackedWeight.allocate(
-                len(modules), num_outputs, num_inputs, format, part_inputs
+                len(modules),
+                num_outputs,
+                num_inputs,
+                PARTS[max(each.bits for each in whole)],
+                min(each.part_inputs for each in whole),
+                has_least=any(each.has_least for each in whole),
             )
         else:
             self.packed = PackedWeight.allocate(len(modules), num_outputs, num_inputs, format)

@@ -1,7 +1,8 @@
 """Weights of GGUF files as whole numbers: the codes that lie there, with nothing computed of them.
 
 A code is what the file holds, or for types which look their numbers up in a table the number
-there, moved up to be positive. A part has the scale of the file: float16, or in K types and IQ4_XS
+there. Where a code in the middle stands for 0, all are moved so that it is the middle of as many
+bits as the kernels take. A part has the scale of the file: float16, or in K types and IQ4_XS
 a float16 times a small whole number, which is rounded to float16 once, so by 2 ** -11 of it at
 most; also where the product is subnormal, for there it is exact, as every float16 is a multiple of
 the smallest.
@@ -18,12 +19,11 @@ from torch import Tensor
 
 from engine.core.models.gguf.headers import GgufTensor
 from engine.core.models.gguf.weights import Bytes, read_slabs, row_order
-from engine.core.ops.numbers import Numbers
+from engine.core.ops.numbers import ZEROS, Numbers
 from engine.errors import UnsupportedModelError
 
 IQ4 = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 E2M1 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)  # doubled, so that they are whole
-ZERO = 128  # the code of 0 where numbers are int8
 
 Whole = np.ndarray[tuple[int, ...], np.dtype[np.integer[Any]]]
 Runs = np.ndarray[tuple[int, ...], np.dtype[np.void]]
@@ -39,22 +39,27 @@ def read_numbers(tensor: GgufTensor) -> Numbers:
     type_, width = _TYPES[tensor.type.name], tensor.shape[-1]
     codes = torch.empty(tensor.num_rows, width, dtype=torch.uint8)
     scales = torch.empty(tensor.num_rows, width // type_.part_inputs, dtype=torch.float16)
-    least = torch.empty_like(scales)
+    least = torch.empty_like(scales) if type_.has_least else None
 
     def fill(first: int, rows: Bytes) -> None:
         slab = slice(first, first + len(rows))
         blocks = rows.reshape(-1, tensor.type.num_bytes)
-        parts = type_.unpack(blocks, codes[slab].numpy().reshape(len(blocks), -1))
-        for part, place in zip(parts, (scales[slab], least[slab]), strict=True):
+        of_slab = codes[slab].numpy().reshape(len(blocks), -1)
+        parts = type_.unpack(blocks, of_slab)
+        of_slab += np.uint8(type_.moved)
+        for part in (parts.scales, _least(type_, parts)):
             if not part.isfinite().all():
                 problem = f"{tensor.name} has a scale that float16 does not hold"
                 raise UnsupportedModelError(f"{tensor.file}: {problem} ({tensor.type.name})")
-            place.copy_(part.view(place.shape))
+        scales[slab].copy_(parts.scales.view(len(rows), -1))
+        if least is not None and parts.least is not None:
+            least[slab].copy_(parts.least.view(len(rows), -1))
 
     read_slabs(tensor, fill)
     order = row_order(tensor)
     if order is not None:
-        codes, scales, least = codes[order], scales[order], least[order]
+        codes, scales = codes[order], scales[order]
+        least = None if least is None else least[order]
     return Numbers(codes, scales, least, type_.bits, type_.part_inputs)
 
 
@@ -62,20 +67,35 @@ class _Parts(NamedTuple):
     """Of blocks, [num_blocks, parts of a block] float16."""
 
     scales: Tensor
-    least: Tensor
+    least: Tensor | None = None
 
 
 class _NumberType(NamedTuple):
     """`unpack` writes the codes of blocks, [num_blocks, block_size]."""
 
-    bits: int
+    bits: int  # as which they are packed
     part_inputs: int
     unpack: Callable[[Bytes, Bytes], _Parts]
+    zero: int | None = None  # the code of 0; None: parts have least numbers
+
+    @property
+    def has_least(self) -> bool:
+        return self.zero is None
+
+    @property
+    def moved(self) -> int:
+        """What is added to the codes, as bytes."""
+        return 0 if self.zero is None else (ZEROS[self.bits] - self.zero) & 255
+
+
+def _least(type_: _NumberType, parts: _Parts) -> Tensor:
+    """What the code 0 stands for, which must be finite too."""
+    return parts.scales * -ZEROS[type_.bits] if parts.least is None else parts.least
 
 
 def _q4_0(blocks: Bytes, codes: Bytes) -> _Parts:
     _put_bits(codes, blocks[:, 2:], 4, 16)
-    return _around(8, _halves(blocks, 0))
+    return _Parts(_halves(blocks, 0))
 
 
 def _q4_1(blocks: Bytes, codes: Bytes) -> _Parts:
@@ -86,7 +106,7 @@ def _q4_1(blocks: Bytes, codes: Bytes) -> _Parts:
 def _q5_0(blocks: Bytes, codes: Bytes) -> _Parts:
     _put_bits(codes, blocks[:, 6:], 4, 16)
     codes |= np.unpackbits(blocks[:, 2:6], axis=1, bitorder="little") << 4
-    return _around(16, _halves(blocks, 0))
+    return _Parts(_halves(blocks, 0))
 
 
 def _q5_1(blocks: Bytes, codes: Bytes) -> _Parts:
@@ -97,7 +117,7 @@ def _q5_1(blocks: Bytes, codes: Bytes) -> _Parts:
 
 def _q8_0(blocks: Bytes, codes: Bytes) -> _Parts:
     np.bitwise_xor(_copied(blocks[:, 2:]), 128, out=codes)  # of an int8: + 128
-    return _around(ZERO, _halves(blocks, 0))
+    return _Parts(_halves(blocks, 0))
 
 
 def _q2_k(blocks: Bytes, codes: Bytes) -> _Parts:
@@ -112,7 +132,7 @@ def _q3_k(blocks: Bytes, codes: Bytes) -> _Parts:
     scales = np.empty((len(blocks), 16), np.uint8)
     _put_bits(scales, blocks[:, 96:104], 4, 8)
     _add_bits(scales, blocks[:, 104:108], 2, 4, place=4)
-    return _around(4, _times(blocks, 108, scales.view(np.int8) - np.int8(32)))
+    return _Parts(_times(blocks, 108, scales.view(np.int8) - np.int8(32)))
 
 
 def _q4_k(blocks: Bytes, codes: Bytes) -> _Parts:
@@ -129,12 +149,12 @@ def _q5_k(blocks: Bytes, codes: Bytes) -> _Parts:
 def _q6_k(blocks: Bytes, codes: Bytes) -> _Parts:
     _put_bits(codes, blocks[:, :128], 4, 64)
     _add_bits(codes, blocks[:, 128:192], 2, 32, place=4)
-    return _around(32, _times(blocks, 208, blocks[:, 192:208].view(np.int8)))
+    return _Parts(_times(blocks, 208, blocks[:, 192:208].view(np.int8)))
 
 
 def _iq4_nl(blocks: Bytes, codes: Bytes) -> _Parts:
     _put_looked_up(codes, blocks[:, 2:], IQ4)
-    return _around(ZERO, _halves(blocks, 0))
+    return _Parts(_halves(blocks, 0))
 
 
 def _iq4_xs(blocks: Bytes, codes: Bytes) -> _Parts:
@@ -142,7 +162,7 @@ def _iq4_xs(blocks: Bytes, codes: Bytes) -> _Parts:
     scales = np.empty((len(blocks), 8), np.uint8)
     _put_bits(scales, blocks[:, 4:8], 4, 1)
     _add_bits(scales, blocks[:, 2:4], 2, 1, place=4)
-    return _around(ZERO, _times(blocks, 0, scales.view(np.int8) - np.int8(32)))
+    return _Parts(_times(blocks, 0, scales.view(np.int8) - np.int8(32)))
 
 
 def _mxfp4(blocks: Bytes, codes: Bytes) -> _Parts:
@@ -152,29 +172,40 @@ def _mxfp4(blocks: Bytes, codes: Bytes) -> _Parts:
     exact = torch.from_numpy(np.ldexp(np.float32(1), exponents))
     scales = exact.half()
     wrong = (scales != exact)[:, 0]
-    is_zero = torch.from_numpy(codes)[wrong].eq(ZERO).all(dim=1, keepdim=True)
+    is_zero = torch.from_numpy(codes)[wrong].eq(_MIDDLE).all(dim=1, keepdim=True)
     scales[wrong] = torch.where(is_zero, 0.0, torch.inf).half()
-    return _around(ZERO, scales)
+    return _Parts(scales)
 
 
+_MIDDLE = 128  # the code of 0 where tables are looked up
 _TYPES = {
-    "Q4_0": _NumberType(4, 32, _q4_0),
+    "Q4_0": _NumberType(4, 32, _q4_0, zero=8),
     "Q4_1": _NumberType(4, 32, _q4_1),
-    "Q5_0": _NumberType(8, 32, _q5_0),
-    "Q5_1": _NumberType(8, 32, _q5_1),
-    "Q8_0": _NumberType(8, 32, _q8_0),
-    "Q2_K": _NumberType(8, 16, _q2_k),
-    "Q3_K": _NumberType(8, 16, _q3_k),
+    "Q5_0": _NumberType(6, 32, _q5_0, zero=16),
+    "Q5_1": _NumberType(6, 32, _q5_1),
+    "Q8_0": _NumberType(8, 32, _q8_0, zero=128),
+    "Q2_K": _NumberType(4, 16, _q2_k),
+    "Q3_K": _NumberType(4, 16, _q3_k, zero=4),
     "Q4_K": _NumberType(4, 32, _q4_k),
-    "Q5_K": _NumberType(8, 32, _q5_k),
-    "Q6_K": _NumberType(8, 16, _q6_k),
-    "IQ4_NL": _NumberType(8, 32, _iq4_nl),
-    "IQ4_XS": _NumberType(8, 32, _iq4_xs),
-    "MXFP4": _NumberType(8, 32, _mxfp4),
+    "Q5_K": _NumberType(6, 32, _q5_k),
+    "Q6_K": _NumberType(6, 16, _q6_k, zero=32),
+    "IQ4_NL": _NumberType(8, 32, _iq4_nl, zero=_MIDDLE),
+    "IQ4_XS": _NumberType(8, 32, _iq4_xs, zero=_MIDDLE),
+    "MXFP4": _NumberType(6, 32, _mxfp4, zero=_MIDDLE),
 }
-# The types whose parts have a scale and a least number; bits of a code, and inputs of a part.
-NUMBER_TYPES: Mapping[str, tuple[int, int]] = {
-    name: (type_.bits, type_.part_inputs) for name, type_ in _TYPES.items()
+
+
+class NumberForm(NamedTuple):
+    """As what a type is packed."""
+
+    bits: int
+    part_inputs: int
+    has_least: bool
+
+
+NUMBER_TYPES: Mapping[str, NumberForm] = {
+    name: NumberForm(type_.bits, type_.part_inputs, type_.has_least)
+    for name, type_ in _TYPES.items()
 }
 
 
@@ -207,7 +238,7 @@ def _as_runs(part: Bytes, run: int) -> Runs:
 
 def _put_looked_up(codes: Bytes, packed: Bytes, table: tuple[int, ...]) -> None:
     _put_bits(codes, packed, 4, 16)
-    moved = (np.array(table, np.int16) + ZERO).astype(np.uint8)
+    moved = (np.array(table, np.int16) + _MIDDLE).astype(np.uint8)
     np.take(moved, codes, out=codes, mode="clip")
 
 
@@ -219,11 +250,6 @@ def _halves(blocks: Bytes, start: int) -> Tensor:
 def _times(blocks: Bytes, start: int, factors: Whole) -> Tensor:
     """The float16 that lies there, times whole numbers of at most 8 bits: rounded once."""
     return (_halves(blocks, start).float() * torch.from_numpy(factors)).half()
-
-
-def _around(zero: int, scales: Tensor) -> _Parts:
-    """Parts in which the code `zero` stands for 0: exactly, as it is a power of two."""
-    return _Parts(scales, scales * -zero)
 
 
 def _scales_and_mins(blocks: Bytes) -> _Parts:

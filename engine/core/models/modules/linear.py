@@ -96,8 +96,14 @@ class PackedLinear(nn.Module):
         super().__init__()
         num_outputs, num_inputs = weight.shape
         if isinstance(weight, StoredNumbers):
-            format, part_inputs = PARTS[weight.bits], weight.part_inputs
-            packed = PackedWeight.allocate(1, num_outputs, num_inputs, format, part_inputs)
+            packed = PackedWeight.allocate(
+                1,
+                num_outputs,
+                num_inputs,
+                PARTS[weight.bits],
+                weight.part_inputs,
+                has_least=weight.has_least,
+            )
             packed.fill_numbers(0, weight.read())
         else:
             packed = PackedWeight.allocate(1, num_outputs, num_inputs, format)

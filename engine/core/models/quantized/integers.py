@@ -1,5 +1,7 @@
 """Weights that are codes with scales and zero points: as `Numbers`, or as what they stand for."""
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
@@ -15,8 +17,15 @@ MAX_ERROR = 2**-10  # of a scale that is rounded to float16, as a share of it
 SLAB_WEIGHTS = 1 << 20
 
 
-def integer_parts(tensor: QuantizedTensor, layout: Integers) -> int | None:
-    """How many inputs of a part share a scale when it is packed; None if it cannot be.
+class IntegerForm(NamedTuple):
+    """As what integers are packed."""
+
+    part_inputs: int  # that share a scale
+    has_least: bool
+
+
+def integer_form(tensor: QuantizedTensor, layout: Integers) -> IntegerForm | None:
+    """None if there is no packed form.
 
     That is so if inputs belong to groups in no order, if groups are no multiples of 16 inputs, and
     if scales are too small or too large for float16. Reads scales and groups. Raises
@@ -33,11 +42,13 @@ def integer_parts(tensor: QuantizedTensor, layout: Integers) -> int | None:
     rounded = scales.half().float()
     if not ((rounded - scales).abs() <= MAX_ERROR * scales.abs()).all():
         return None
-    return fitting[0] if (zeros * rounded).half().isfinite().all() else None
+    if not (zeros * rounded).half().isfinite().all():
+        return None
+    return IntegerForm(fitting[0], not _are_middles(zeros, layout))
 
 
 def read_integer_numbers(tensor: QuantizedTensor, layout: Integers, part_inputs: int) -> Numbers:
-    """One that has `integer_parts`. Raises `UnsupportedModelError` as `read_integer_floats` does.
+    """One that has an `integer_form`. Raises `UnsupportedModelError` as `read_integer_floats` does.
 
     Scales, and their products with zero points, are rounded to float16 once.
     """
@@ -45,11 +56,14 @@ def read_integer_numbers(tensor: QuantizedTensor, layout: Integers, part_inputs:
     num_inputs = tensor.shape[1]
     num_parts = -(-num_inputs // part_inputs)
     repeats = -(-min(layout.group_inputs, num_inputs) // part_inputs)
-    scales, least = (
-        part.half().repeat_interleave(repeats, 1)[:, :num_parts]
-        for part in (scales, -zeros * scales.half().float())
-    )
-    return Numbers(_codes(tensor, layout), scales, least, layout.bits, part_inputs)
+
+    def of_parts(groups: Tensor) -> Tensor:
+        return groups.half().repeat_interleave(repeats, 1)[:, :num_parts]
+
+    least = None
+    if not _are_middles(zeros, layout):
+        least = of_parts(-zeros * scales.half().float())
+    return Numbers(_codes(tensor, layout), of_parts(scales), least, layout.bits, part_inputs)
 
 
 def read_integer_floats(tensor: QuantizedTensor, layout: Integers, dtype: torch.dtype) -> Tensor:
@@ -70,6 +84,11 @@ def read_integer_floats(tensor: QuantizedTensor, layout: Integers, dtype: torch.
             part.sub_(zeros[rows, of, None]).mul_(scales[rows, of, None])
         weights[rows] = slab
     return weights
+
+
+def _are_middles(zeros: Tensor, layout: Integers) -> bool:
+    """As tools write them that round symmetrically."""
+    return bool((zeros == 1 << (layout.bits - 1)).all())
 
 
 def _codes(tensor: QuantizedTensor, layout: Integers) -> Tensor:

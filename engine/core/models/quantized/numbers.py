@@ -6,13 +6,13 @@ import torch
 from torch import Tensor
 
 from engine.core.models.quantized.floats import E2M1, EXPONENT_OF_ONE
-from engine.core.models.quantized.integers import integer_parts, read_integer_numbers
+from engine.core.models.quantized.integers import integer_form, read_integer_numbers
 from engine.core.models.quantized.parts import look_up, read_part
-from engine.core.ops.numbers import Numbers
+from engine.core.ops.numbers import ZEROS, Numbers
 from engine.folder.quantized.layouts import Integers, Mxfp4, QuantizedTensor
 from engine.folder.weight_headers import StoredTensor
 
-ZERO = 128  # the code of 0 among those of eight bits
+MXFP4_BITS = 6  # of its numbers, doubled: from -12 to 12
 MXFP4_INPUTS = 32
 SMALLEST, LARGEST = -24, 15  # powers of two that float16 has
 ABSOLUTE = 0x77  # of two values in a byte all but their signs
@@ -24,6 +24,7 @@ class NumberKind:
 
     bits: int
     part_inputs: int
+    has_least: bool
 
 
 def number_kind(tensor: QuantizedTensor) -> NumberKind | None:
@@ -33,10 +34,10 @@ def number_kind(tensor: QuantizedTensor) -> NumberKind | None:
     """
     layout = tensor.layout
     if isinstance(layout, Integers):
-        part_inputs = integer_parts(tensor, layout)
-        return None if part_inputs is None else NumberKind(layout.bits, part_inputs)
+        form = integer_form(tensor, layout)
+        return None if form is None else NumberKind(layout.bits, *form)
     if isinstance(layout, Mxfp4) and _mxfp4_scales(tensor) is not None:
-        return NumberKind(8, MXFP4_INPUTS)
+        return NumberKind(MXFP4_BITS, MXFP4_INPUTS, has_least=False)
     return None
 
 
@@ -47,10 +48,10 @@ def read_numbers(tensor: QuantizedTensor, part_inputs: int) -> Numbers:
     scales = _mxfp4_scales(tensor)
     assert scales is not None
     doubled = torch.tensor([*(2 * v for v in E2M1), *(-2 * v for v in E2M1)])  # so they are whole
-    moved = (doubled + ZERO).to(torch.uint8)
+    moved = (doubled + ZEROS[MXFP4_BITS]).to(torch.uint8)
     packed = read_part(tensor.parts["codes"])
     codes = look_up(moved, torch.stack((packed & 15, packed >> 4), dim=-1)).flatten(1)
-    return Numbers(codes, scales, scales * -ZERO, 8, MXFP4_INPUTS)
+    return Numbers(codes, scales, None, MXFP4_BITS, MXFP4_INPUTS)
 
 
 def matrices(tensor: QuantizedTensor) -> list[QuantizedTensor]:

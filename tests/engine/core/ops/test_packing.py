@@ -9,6 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from engine.core.ops import packing
 from engine.core.ops.four_bits import PART_INPUTS
+from engine.core.ops.numbers import Numbers
 from engine.core.ops.packing import GROUP_INPUTS, PackedWeight, join_gate_up, quantize
 
 
@@ -80,38 +81,53 @@ def test_an_int8_weight_is_off_by_half_a_step_of_its_group_at_most() -> None:
 def test_eight_inputs_of_int4_lie_in_four_bytes_the_first_four_in_the_low_halves() -> None:
     packed = PackedWeight.allocate(1, 32, 24, "int4")
     assert (packed.format, packed.num_inputs) == ("int4", 24)
-    numbers = torch.arange(32)[:, None] + torch.arange(24) * 7
-    numbers = (
-        numbers % 16
-    )  # in each part of an output all from 0 to 15, so that these are its codes
-    packed.fill(0, numbers.float())
+    numbers = (torch.arange(32)[:, None] + torch.arange(24) * 7) % 16  # of an output all from 0 on
+    packed.fill(0, numbers - 8.0)  # so that these are the codes
     assert packed.panels.shape == (1, 2, 3, 16, 1)
     panel, step, output = 1, 2, 5
     stored = packed.panels[0, panel, step, output].view(torch.uint8)
     expected = numbers[16 * panel + output, 8 * step : 8 * step + 8]
     assert torch.equal(torch.cat([stored & 15, stored >> 4]), expected.to(torch.uint8))
-    assert torch.equal(packed.unpack(0)[:, :24], numbers.float())
+    assert torch.equal(packed.unpack(0)[:, :24], numbers - 8.0)
+
+
+def test_sixteen_inputs_of_int6_lie_in_three_lines_the_high_bits_in_the_last() -> None:
+    codes = ((torch.arange(32)[:, None] + torch.arange(48) * 7) % 64).to(torch.uint8)
+    scales = torch.ones((32, 2), dtype=torch.float16)
+    packed = PackedWeight.allocate(1, 32, 48, "int6")
+    packed.fill_numbers(0, Numbers(codes, scales, None, 6, 32))
+    assert (packed.format, packed.num_inputs) == ("int6", 48)
+    assert packed.panels.shape == (1, 2, 3, 3, 16)
+    panel, step, output = 1, 2, 5
+    first, second, high = packed.panels[0, panel, step].view(torch.uint8).view(3, 16, 4)[:, output]
+    expected = codes[16 * panel + output, 16 * step :]
+    low = torch.cat([first & 15, first >> 4, second & 15, second >> 4])
+    assert torch.equal(low, expected & 15)
+    for place in range(4):
+        of_four = expected[4 * place : 4 * place + 4]
+        assert torch.equal(high >> 2 * place & 3, of_four >> 4)
+    assert torch.equal(packed.unpack(0), codes.float() - 32)
 
 
 def test_an_int4_weight_of_sixteen_numbers_is_kept_as_it_is() -> None:
-    weight = torch.randint(0, 16, (20, 320)) * torch.rand(20, 1).half().float()
-    weight[:, ::32], weight[:, 1::32] = 0, 15 * weight.view(20, -1).amax(1, keepdim=True) / 15
-    weight[3] = -0.5
+    numbers = torch.randint(-8, 8, (20, 320))
+    numbers[:, ::32] = -8  # of each part the largest
+    weight = numbers * torch.rand(20, 1).half().float()
+    weight[3] = 0
     packed = PackedWeight.allocate(1, 20, 320, "int4")
     packed.fill(0, weight)
     torch.testing.assert_close(packed.unpack(0)[:20], weight, rtol=2e-3, atol=2e-3)
 
 
-def test_an_int4_weight_is_off_by_a_step_of_its_part_at_most_and_mostly_by_half_of_it() -> None:
+def test_an_int4_weight_is_off_by_a_step_and_a_half_of_its_part_and_mostly_by_half_a_step() -> None:
     weight = torch.randn(20, 304) * torch.logspace(-3, 4, 20).unsqueeze(1)
     packed = PackedWeight.allocate(1, 20, 304, "int4")
     packed.fill(0, weight)
     unpacked = packed.unpack(0)[:20, :304]
     for begin in range(0, 304, PART_INPUTS):
         part = slice(begin, begin + PART_INPUTS)
-        low, high = torch.aminmax(weight[:, part], dim=1, keepdim=True)
-        step = (high - low) / 15
-        assert ((unpacked - weight)[:, part].abs() <= step).all()
+        step = weight[:, part].abs().amax(1, keepdim=True) / 8
+        assert ((unpacked - weight)[:, part].abs() <= 1.5 * step).all()
         error = (unpacked - weight)[:, part].square().mean(1).sqrt()
         assert (error <= 0.5 * step.squeeze(1)).all()
 

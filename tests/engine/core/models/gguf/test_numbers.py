@@ -12,9 +12,11 @@ from engine.core.models.gguf import numbers, weights
 from engine.core.models.gguf.headers import GgufTensor
 from engine.core.models.gguf.numbers import NUMBER_TYPES, read_numbers
 from engine.core.models.gguf.weights import Bytes, row_order
+from engine.core.ops.numbers import ZEROS as MIDDLES
 from engine.core.ops.numbers import Numbers
 from engine.errors import UnsupportedModelError
 from engine.folder.gguf.types import BLOCK_TYPES
+from tests.engine.helpers.published.floats import floats_of
 
 TYPES = {each.name: each for each in BLOCK_TYPES.values()}
 ROWS, WIDTH = 14, 512
@@ -27,6 +29,7 @@ HALVES = {
     **{"IQ4_NL": (0,), "IQ4_XS": (0,), "MXFP4": ()},
 }
 EXACT = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "IQ4_NL", "MXFP4")
+# Those whose codes are around one that stands for 0, as it lies there.
 ZEROS = {"Q4_0": 8, "Q5_0": 16, "Q8_0": 128, "Q3_K": 4, "Q6_K": 32, "IQ4_NL": 128, "IQ4_XS": 128}
 
 
@@ -46,7 +49,7 @@ def random_blocks(kind: str, seed: int, rows: int = ROWS) -> Bytes:
         scales = rng.choice([-1, 1], len(blocks)) * np.exp2(exponents)
         blocks[:, place : place + 2] = scales.astype(np.float16).view(np.uint8).reshape(-1, 2)
     if kind == "MXFP4":
-        blocks[:, 0] = rng.integers(104, 137, len(blocks))  # all that float16 holds
+        blocks[:, 0] = rng.integers(104, 139, len(blocks))  # all that float16 holds
     return blocks.reshape(rows, -1)
 
 
@@ -64,16 +67,6 @@ def store(file: Path, kind: str, blocks: Bytes, num_heads: int = 0) -> GgufTenso
     )
 
 
-def parts_of(found: Numbers) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Codes, scales and least numbers of each weight in float32."""
-    codes, scales, least, bits, part_inputs = found
-    assert (codes.dtype, scales.dtype, least.dtype) == (torch.uint8, torch.float16, torch.float16)
-    assert scales.shape == least.shape == (len(codes), WIDTH // part_inputs)
-    assert int(codes.max()) < 2**bits
-    wide = [each.float().repeat_interleave(part_inputs, dim=1) for each in (scales, least)]
-    return codes.float(), wide[0], wide[1]
-
-
 def values_of(blocks: Bytes, kind: str) -> torch.Tensor:
     expected = gguf.quants.dequantize(blocks, GGMLQuantizationType[kind])
     return torch.from_numpy(np.array(expected, np.float32)).view(len(blocks), WIDTH)
@@ -81,17 +74,21 @@ def values_of(blocks: Bytes, kind: str) -> torch.Tensor:
 
 def check_equal(found: Numbers, blocks: Bytes, kind: str) -> None:
     """Exactly if scales are those of the file, otherwise but for their rounding."""
-    assert NUMBER_TYPES[kind] == (found.bits, found.part_inputs)
-    expected = values_of(blocks, kind)
-    codes, scales, least = parts_of(found)
-    numbers_ = codes * scales + least
+    has_least = found.least is not None
+    assert NUMBER_TYPES[kind] == (found.bits, found.part_inputs, has_least)
+    assert has_least != (kind in ZEROS or kind == "MXFP4")
+    assert (found.codes.dtype, found.scales.dtype) == (torch.uint8, torch.float16)
+    assert found.scales.shape == (len(blocks), WIDTH // found.part_inputs)
+    assert int(found.codes.max()) < 2**found.bits
+    expected, numbers_ = values_of(blocks, kind), floats_of(found)
     if kind in EXACT:
         assert torch.equal(numbers_, expected)
         return
-    if kind in ZEROS:  # the least number follows its rounded scale
-        bound = ROUNDED * expected.abs()
-    else:
-        bound = ROUNDED * (codes * scales.abs() + least.abs())
+    bound = ROUNDED * expected.abs()
+    if found.least is not None:
+        assert (found.least.dtype, found.least.shape) == (torch.float16, found.scales.shape)
+        only_least = floats_of(found._replace(codes=torch.zeros_like(found.codes)))
+        bound = ROUNDED * ((numbers_ - only_least).abs() + only_least.abs())
     assert torch.all((numbers_ - expected).abs() <= bound)
 
 
@@ -113,19 +110,26 @@ def test_quantized_weights_stand_for_the_same_numbers(tmp_path: Path, kind: str)
 
 @pytest.mark.parametrize("kind", sorted(ZEROS))
 def test_zero_stays_zero(tmp_path: Path, kind: str) -> None:
-    found = read_numbers(store(tmp_path / "a.gguf", kind, random_blocks(kind, 11)))
-    _, scales, least = parts_of(found)
-    assert torch.equal(ZEROS[kind] * scales + least, torch.zeros(ROWS, WIDTH))
+    blocks = random_blocks(kind, 11)
+    found = read_numbers(store(tmp_path / "a.gguf", kind, blocks))
+    is_zero = values_of(blocks, kind) == 0
+    assert is_zero.any() or kind.startswith("IQ4")  # whose tables have none
+    assert torch.equal(floats_of(found) == 0, is_zero)
 
 
-def test_codes_are_those_of_the_file(tmp_path: Path) -> None:
+def test_codes_are_those_of_the_file_around_the_middle_of_their_bits(tmp_path: Path) -> None:
     """The least and the greatest of each type."""
+
+    def codes_of(kind: str) -> torch.Tensor:
+        found = read_numbers(store(tmp_path / kind, kind, random_blocks(kind, 2)))
+        moved = 0 if found.least is not None else MIDDLES[found.bits] - ZEROS[kind]
+        return found.codes - moved
+
     for kind, most in {"Q4_0": 15, "Q4_1": 15, "Q5_0": 31, "Q5_1": 31, "Q8_0": 255}.items():
-        codes = read_numbers(store(tmp_path / kind, kind, random_blocks(kind, 2))).codes
+        codes = codes_of(kind)
         assert (int(codes.min()), int(codes.max())) == (0, most)
     for kind, most in {"Q2_K": 3, "Q3_K": 7, "Q4_K": 15, "Q5_K": 31, "Q6_K": 63}.items():
-        codes = read_numbers(store(tmp_path / kind, kind, random_blocks(kind, 2))).codes
-        assert np.unique(codes.numpy()).tolist() == list(range(most + 1))
+        assert np.unique(codes_of(kind).numpy()).tolist() == list(range(most + 1))
     assert numbers.IQ4 == gguf.quants.IQ4_NL.kvalues
     assert numbers.E2M1 == gguf.quants.MXFP4.kvalues
 
@@ -141,7 +145,7 @@ def test_rows_of_interleaved_heads_are_put_in_order(tmp_path: Path, kind: str) -
         check_equal(read_numbers(tensor), blocks, kind)
 
 
-@pytest.mark.parametrize("exponent", [0, 103, 137, 255])
+@pytest.mark.parametrize("exponent", [0, 103, 139, 255])
 def test_powers_of_two_that_float16_lacks_are_refused(tmp_path: Path, exponent: int) -> None:
     blocks = random_blocks("MXFP4", 6)
     blocks[9, 17], blocks[9, 18:34] = exponent, 0x21

@@ -20,7 +20,7 @@ from tests.helpers.built_kernels import needs_kernels
 
 pytestmark = [needs_kernels, pytest.mark.usefixtures("one_thread")]
 
-FOUR, EIGHT = "int4", "int8_parts"
+FOUR, SIX, EIGHT = "int4", "int6", "int8_parts"
 PROMPT = [5, 6, 7, 8, 9, 300, 301, 302, 17]
 
 
@@ -42,7 +42,7 @@ def of_layer(packed: PackedWeight, layer: int, like: Tensor) -> Tensor:
     ("kind", "format"),
     [
         *(("Q4_0", FOUR), ("Q4_1", FOUR)),
-        *(("Q5_0", EIGHT), ("Q5_1", EIGHT), ("Q8_0", EIGHT)),
+        *(("Q5_0", SIX), ("Q5_1", SIX), ("Q8_0", EIGHT)),
     ],
 )
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
@@ -125,7 +125,7 @@ def test_a_file_of_several_types_has_each_weight_in_as_many_bits_as_it_needs(
         "qkv": EIGHT,
         "attention_out": FOUR,
         "gate_up": FOUR,
-        "down": EIGHT,
+        "down": SIX,
         "head": str(engine.runner.loaded.dtype).removeprefix("torch."),
     }
     rounded = {

@@ -30,7 +30,7 @@ from tests.helpers.built_kernels import needs_kernels
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 DENSE = [name for name in FORMATS if name != "mxfp4"]
-FOUR, EIGHT = "int4", "int8_parts"
+FOUR, SIX, EIGHT = "int4", "int6", "int8_parts"
 PACKED = {
     "awq": FOUR,
     "awq, one group": FOUR,
@@ -151,7 +151,7 @@ def packed_layers(engine: SteppedEngine) -> dict[str, PackedLinear]:
     return {
         f"{name}.weight": module
         for name, module in engine.runner.loaded.model.named_modules()
-        if isinstance(module, PackedLinear) and module.format in (FOUR, EIGHT)
+        if isinstance(module, PackedLinear) and module.format in (FOUR, SIX, EIGHT)
     }
 
 
@@ -187,7 +187,7 @@ def test_experts_keep_the_numbers_of_the_file(checkpoint: Folders, tmp_path: Pat
             stem = f"model.layers.{layer}.mlp.experts.{own_name}"
             for expert in range(4):
                 packed = layers[f"{stem}_packed.{expert}.weight"]
-                assert packed.format == EIGHT
+                assert packed.format == SIX
                 assert torch.equal((packed.weight + 0).float(), meant[stem][expert].T)
                 rows = torch.randn(5, packed.weight.shape[1])
                 expected = rows @ meant[stem][expert] + meant[f"{stem}_bias"][expert]

@@ -12,6 +12,7 @@ from engine.core.models.quantized.numbers import NumberKind, matrices, number_ki
 from engine.folder.quantized.layouts import QuantizedTensor
 from engine.folder.quantized.methods import find_quantized
 from engine.folder.weight_headers import read_headers
+from tests.engine.helpers.published.floats import floats_of
 from tests.engine.helpers.published.formats import FORMATS, Published
 from tests.engine.helpers.published.writers import Codes, Tensors, gptq, mxfp4, pack
 
@@ -94,13 +95,21 @@ def test_parts_are_packed_if_kernels_have_such_and_float16_has_their_scales(
     assert (kind and kind.part_inputs) == part_inputs
     if kind is None:
         return
-    numbers = read_numbers(tensor, kind.part_inputs)
-    scales, least = (
-        part.float().repeat_interleave(kind.part_inputs, 1)[:, :NUM_INPUTS]
-        for part in (numbers.scales, numbers.least)
-    )
+    packed = floats_of(read_numbers(tensor, kind.part_inputs))
     expected = read_floats(tensor, torch.float32)
-    packed = numbers.codes * scales + least
+    assert (packed - expected).abs().max() < 2e-3 * expected.abs().max()
+
+
+@pytest.mark.parametrize(("zeros", "has_least"), [([8], False), ([8, 8, 7], True)])
+def test_zero_points_in_the_middle_of_the_codes_take_no_least_numbers(
+    zeros: list[int], has_least: bool, tmp_path: Path
+) -> None:
+    tensors = write_gptq(codes_of(4, 32, zeros), 4, 2)
+    tensor = found(tensors, gptq_config(4, 32, 2), tmp_path)
+    kind = number_kind(tensor)
+    assert kind == NumberKind(4, 32, has_least)
+    packed = floats_of(read_numbers(tensor, 32))
+    expected = read_floats(tensor, torch.float32)
     assert (packed - expected).abs().max() < 2e-3 * expected.abs().max()
 
 
@@ -165,14 +174,10 @@ def test_experts_are_packed_unless_float16_lacks_their_powers_of_two(tmp_path: P
     tensors["a_scales"][0, 0, 0] = 0
     tensors["a_scales"][1, 3, 1] = 103  # 2 ** -24 of the half
     first, second = matrices(found(tensors, {"quant_method": "mxfp4"}, tmp_path))
-    assert number_kind(first) == NumberKind(8, 32)
+    assert number_kind(first) == NumberKind(6, 32, has_least=False)
     assert number_kind(second) is None
-    numbers = read_numbers(first, 32)
-    scales, least = (
-        part.float().repeat_interleave(32, 1) for part in (numbers.scales, numbers.least)
-    )
     meant[0, :32, 0] = 0
-    assert torch.equal(numbers.codes * scales + least, meant[0].T)
+    assert torch.equal(floats_of(read_numbers(first, 32)), meant[0].T)
     tensors["a_scales"][1, 3, 1] = 144
     _, second = matrices(found(tensors, {"quant_method": "mxfp4"}, tmp_path))
     assert number_kind(second) is None
