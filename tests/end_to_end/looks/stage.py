@@ -210,5 +210,6 @@ async def staged(
     await page.route_web_socket("**/v1/ws", stage.route)
     await page.route(re.compile(r"/v1/admin/(stats|sessions)"), stage.route_admin)
     yield stage
+    await page.unroute_all(behavior="wait")  # a list that is on its way would fail with the page
     await context.close()
     await stage.end()
