@@ -1,6 +1,6 @@
 """`read_weights`: the weights of a checkpoint one after another, whatever files they lie in."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import EllipsisType
@@ -14,7 +14,7 @@ from engine.core.models.checkpoint import Checkpoint
 from engine.core.models.gguf.headers import GgufTensor
 from engine.core.models.quantized.floats import read_floats
 from engine.core.models.quantized.numbers import number_kind, read_numbers
-from engine.core.ops.numbers import Numbers
+from engine.core.ops.numbers import Numbers, join
 from engine.folder.quantized.layouts import QuantizedTensor
 from engine.folder.weight_headers import StoredTensor
 
@@ -55,6 +55,40 @@ class StoredNumbers(StoredWeight):
         from engine.core.models.gguf.numbers import read_numbers as read_blocks
 
         return read_blocks(self.tensor)
+
+
+@dataclass(frozen=True, slots=True)
+class JoinedNumbers:
+    """Several with the same inputs, whose outputs are those of one weight."""
+
+    parts: tuple[StoredNumbers, ...]
+    takes_turns: bool  # one output of each; otherwise all of one after all of another
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return sum(part.shape[0] for part in self.parts), self.parts[0].shape[1]
+
+    @property
+    def bits(self) -> int:
+        return max(part.bits for part in self.parts)
+
+    @property
+    def part_inputs(self) -> int:
+        return min(part.part_inputs for part in self.parts)
+
+    @property
+    def has_least(self) -> bool:
+        return any(part.has_least for part in self.parts)
+
+    def read(self) -> Numbers:
+        """Raises `UnsupportedModelError` if a file has changed meanwhile."""
+
+        def join_rows(parts: Sequence[Tensor]) -> Tensor:
+            if self.takes_turns:
+                return torch.stack(list(parts), dim=1).flatten(0, 1)
+            return torch.cat(list(parts))
+
+        return join([part.read() for part in self.parts], join_rows)
 
 
 def numbers_of(module: Any) -> StoredNumbers | None:

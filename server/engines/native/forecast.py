@@ -137,7 +137,7 @@ def _tensor_bytes(
     if isinstance(tensor, QuantizedTensor):
         stored = "F32" if "float32" in map(config.get, ("dtype", "torch_dtype")) else "BF16"
     if isinstance(tensor, GgufTensor) and tensor.dtype not in FLOATS and settings.dtype == "auto":
-        is_layer = len(tensor.shape) == 2 and "embed" not in name  # and none of several experts
+        is_layer = len(tensor.shape) > 1 and "embed" not in name  # or its experts
         if is_fused or is_layer:
             return tensor.num_bytes  # blocks are computed as they are
     return numbers * _float_bytes(settings, stored, is_fused=is_fused)

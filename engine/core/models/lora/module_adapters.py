@@ -16,7 +16,7 @@ from transformers.pytorch_utils import Conv1D
 
 from engine.core.attention.paged import StepContext
 from engine.core.models.lora.adapter_folder import AdapterWeights, LowRank
-from engine.core.models.modules.linear import PackedLinear
+from engine.core.models.modules.linear import PackedLinear, pack_linear
 from engine.core.tensors.batch import AdapterRows, round_up
 
 Delta = Callable[[Tensor], Tensor]  # [num_rows, inputs] → [num_rows, outputs], float32
@@ -64,7 +64,7 @@ class ModuleAdapters:
         for name, low_rank in weights.modules.items():
             if ops.name == "cpu":
                 deltas[name] = nn.Sequential(
-                    PackedLinear(low_rank.down, None, ops), PackedLinear(low_rank.up, None, ops)
+                    pack_linear(low_rank.down, None, ops), pack_linear(low_rank.up, None, ops)
                 )
             else:
                 down, up = low_rank.down.to(device), low_rank.up.to(device)

@@ -15,8 +15,8 @@ from torch.nn import functional
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 from engine.core.attention.paged import LAYER_ATTRIBUTE, StepContext
-from engine.core.models.modules.linear import PackedLinear
-from engine.core.models.stored_weights import StoredNumbers
+from engine.core.models.modules.linear import PackedLinear, pack_numbers
+from engine.core.models.modules.stored_experts import ExpertNumbers
 from engine.core.tensors.batch import round_up
 
 NAME = "parley_padded"
@@ -52,7 +52,7 @@ def attach_experts(model: nn.Module, context: StepContext) -> None:
 
     Those whose weights are numbers in their file are packed as these. Raises what reading does.
     """
-    experts = [module for module in model.modules() if _is_ours(module)]
+    experts = [module for module in model.modules() if is_ours(module)]
     for module in experts:
         setattr(module, LAYER_ATTRIBUTE, context)
         _pack_numbers(module, context)
@@ -62,20 +62,21 @@ def attach_experts(model: nn.Module, context: StepContext) -> None:
         cast(Any, model).set_experts_implementation(NAME)
 
 
-def _is_ours(module: Any) -> bool:
+def is_ours(module: Any) -> bool:
     """Whether this has expert weights side by side, as transformers keeps them, and a gate."""
     return bool(getattr(module, "has_gate", False)) and hasattr(module, "is_transposed")
 
 
 def _pack_numbers(module: Any, context: StepContext) -> None:
     """Put packed layers, one for each expert, in the place of weights that are still in a file."""
-    stored: dict[str, list[StoredNumbers]] = getattr(module, "stored", {})
+    stored: dict[str, list[ExpertNumbers]] = getattr(module, "stored", {})
     for name, weights in stored.items():
         dtype: torch.dtype = getattr(module, name).dtype
         biases = getattr(module, f"{name}_bias") if module.has_bias else [None] * len(weights)
+        packed = pack_numbers(weights)
         layers = [
-            PackedLinear(weight, bias, context.ops, dtype=dtype)
-            for weight, bias in zip(weights, biases, strict=True)
+            PackedLinear(packed, expert, weight.shape, biases[expert], context.ops, dtype)
+            for expert, weight in enumerate(weights)
         ]
         module.add_module(f"{name}{PACKED}", nn.ModuleList(layers))
 

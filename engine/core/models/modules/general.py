@@ -135,7 +135,7 @@ def build(
             )
             for weight in weights.values():
                 weight.check()
-            attach_kept(model, kept.values())
+            attach_kept(model, kept)
             if checkpoint.is_of_codes and checkpoint.generation_file.exists():
                 model.generation_config = GenerationConfig.from_pretrained(folder)
             missing = report["missing_keys"]
@@ -165,19 +165,24 @@ def build(
 
 def _weights_as_floats(
     like: nn.Module, checkpoint: Checkpoint, dtype: torch.dtype, keeps_numbers: bool
-) -> tuple[dict[str, LazyWeight | StandIn], dict[str, Kept]]:
+) -> tuple[dict[str, LazyWeight | StandIn], list[Kept]]:
     """What transformers gets in the place of codes, which it does not read, and what stands there.
 
     Nothing for a checkpoint of floats, whose files it reads itself.
     """
     weights: dict[str, LazyWeight | StandIn] = {}
-    kept: dict[str, Kept] = {}
+    kept: list[Kept] = []
     if checkpoint.is_of_codes:
         places = places_in(like, checkpoint.tensors)
         if keeps_numbers:
             kept = find_kept(like, checkpoint, places)
         weights |= lazy_weights(checkpoint, dtype)
-        weights |= {name: StandIn(checkpoint.tensors[name].shape, dtype) for name in kept}
+        for each in kept:
+            for name in each.tensors:
+                del weights[name]
+            # One that is put together of several has the name that it has in the model.
+            given = each.tensors[0] if len(each.tensors) == 1 else each.name
+            weights[given] = StandIn(each.shape, dtype)
         for name in checkpoint.zero_biases - places.keys():
             del weights[name]
     return weights, kept

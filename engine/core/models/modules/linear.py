@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 from transformers.pytorch_utils import Conv1D
 
-from engine.core.models.stored_weights import StoredNumbers, numbers_of
+from engine.core.models.stored_weights import JoinedNumbers, StoredNumbers, numbers_of
 from engine.core.ops.library import Linear, Ops
 from engine.core.ops.packing import INTERLEAVED, PARTS, PackedWeight, unpack
 
@@ -86,37 +86,22 @@ class PackedLinear(nn.Module):
 
     def __init__(
         self,
-        weight: Tensor | StoredNumbers,
+        packed: PackedWeight,
+        layer: int,
+        shape: tuple[int, ...],
         bias: Tensor | None,
         ops: Ops,
-        format: str = "float32",
-        dtype: torch.dtype | None = None,
+        dtype: torch.dtype,
     ) -> None:
-        """A weight of `StoredNumbers` needs a dtype, and has the format of its bits."""
+        """`packed` holds its weight as that of one of its layers. `shape` is without padding."""
         super().__init__()
-        num_outputs, num_inputs = weight.shape
-        if isinstance(weight, StoredNumbers):
-            packed = PackedWeight.allocate(
-                1,
-                num_outputs,
-                num_inputs,
-                PARTS[weight.bits],
-                weight.part_inputs,
-                has_least=weight.has_least,
-            )
-            packed.fill_numbers(0, weight.read())
-        else:
-            packed = PackedWeight.allocate(1, num_outputs, num_inputs, format)
-            packed.fill(0, weight)
-            dtype = dtype or weight.dtype
-        assert dtype is not None
         self.format = packed.format
-        scales = None if packed.scales is None else packed.scales[0]
-        self.register_buffer("panels", packed.panels[0], persistent=False)
+        scales = None if packed.scales is None else packed.scales[layer]
+        self.register_buffer("panels", packed.panels[layer], persistent=False)
         self.register_buffer("scales", scales, persistent=False)
         self.register_buffer("bias", None if bias is None else bias.float(), persistent=False)
         self._unpacked: Tensor | None = None
-        self.weight = WeightOfPanels(weight.shape, dtype, self._unpack)
+        self.weight = WeightOfPanels(shape, dtype, self._unpack)
         self._compute: Linear = ops.linear
 
     def forward(self, rows: Tensor) -> Tensor:
@@ -146,6 +131,35 @@ class PackedLinear(nn.Module):
         return self._unpacked
 
 
+def pack_numbers(weights: Sequence[StoredNumbers | JoinedNumbers]) -> PackedWeight:
+    """Weights of one shape, read from their files. Raises `UnsupportedModelError`."""
+    num_outputs, num_inputs = weights[0].shape
+    packed = PackedWeight.allocate(
+        len(weights),
+        num_outputs,
+        num_inputs,
+        PARTS[max(weight.bits for weight in weights)],
+        min(weight.part_inputs for weight in weights),
+        has_least=any(weight.has_least for weight in weights),
+    )
+    for layer, weight in enumerate(weights):
+        packed.fill_numbers(layer, weight.read())
+    return packed
+
+
+def pack_linear(
+    weight: Tensor,
+    bias: Tensor | None,
+    ops: Ops,
+    format: str = "float32",
+    dtype: torch.dtype | None = None,
+) -> PackedLinear:
+    """The layer of these floats; `dtype` is theirs if it is not another one."""
+    packed = PackedWeight.allocate(1, weight.shape[0], weight.shape[1], format)
+    packed.fill(0, weight)
+    return PackedLinear(packed, 0, tuple(weight.shape), bias, ops, dtype or weight.dtype)
+
+
 def _is_packable(layer: Any, format: str) -> bool:
     if numbers_of(layer) is not None:
         return True
@@ -158,9 +172,9 @@ def _is_packable(layer: Any, format: str) -> bool:
 def _pack(layer: Any, ops: Ops, format: str, dtype: torch.dtype | None) -> PackedLinear:
     bias = None if layer.bias is None else layer.bias.detach()
     if (stored := numbers_of(layer)) is not None:
-        return PackedLinear(stored, bias, ops, dtype=layer.weight.dtype)
+        return PackedLinear(pack_numbers([stored]), 0, stored.shape, bias, ops, layer.weight.dtype)
     weight = layer.weight.detach()
-    return PackedLinear(weight.T if type(layer) is Conv1D else weight, bias, ops, format, dtype)
+    return pack_linear(weight.T if type(layer) is Conv1D else weight, bias, ops, format, dtype)
 
 
 def pack_layers(

@@ -10,6 +10,8 @@ from typing import Any
 
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import (
+    Concatenate,
+    MergeModulelist,
     WeightConverter,
     WeightRenaming,
     dot_natural_key,
@@ -23,10 +25,12 @@ class Place:
 
     name: str
     is_whole: bool  # it is the tensor as it lies, and not put together of several
+    # It has a matrix for each expert, of whose outputs the tensor is the first part, or the second.
+    expert_part: int | None = None
 
 
 def places_in(model: Any, names: Iterable[str]) -> dict[str, Place]:
-    """By name, those of the tensors that the model has a place for.
+    """By name, those of the tensors that the model has a place for, experts in their order.
 
     `model` is one of transformers, and may have no memory.
     """
@@ -40,5 +44,23 @@ def places_in(model: Any, names: Iterable[str]) -> dict[str, Place]:
         if found not in known and name in known:
             found, converted_by = name, None
         if found in known:
-            places[name] = Place(found, converted_by is None)
+            places[name] = Place(
+                found, converted_by is None, _expert_part(converters, converted_by)
+            )
     return places
+
+
+def _expert_part(converters: Iterable[WeightConverter], pattern: str | None) -> int | None:
+    """`pattern` is one of those that a converter takes tensors by."""
+    for converter in converters:
+        patterns: list[str] = converter.source_patterns
+        if pattern is None or pattern not in patterns:
+            continue
+        merge, *others = converter.operations
+        if not isinstance(merge, MergeModulelist) or merge.dim != 0:
+            return None
+        if len(patterns) == 1:
+            return None if others else 0
+        if len(others) == 1 and isinstance(others[0], Concatenate) and others[0].dim == 1:
+            return patterns.index(pattern)
+    return None

@@ -120,6 +120,40 @@ def test_experts_of_gpt_oss_may_be_of_four_bits(tmp_path: Path) -> None:
 
 
 @needs_kernels
+@pytest.mark.parametrize(
+    ("family", "others", "format"),
+    [
+        ("gpt_oss", {".experts.": "MXFP4"}, "int6"),
+        ("mixtral", {".w1.": "Q4_0", ".w2.": "Q4_0", ".w3.": "Q5_1"}, "int6"),
+        ("qwen3_moe", {".experts.": "Q4_1"}, "int4"),
+        ("qwen3_moe", {".experts.": "Q8_0"}, "int8_parts"),
+        ("qwen3_moe", {".up_proj": "F16", ".experts.": "Q8_0"}, None),
+    ],
+)
+def test_experts_keep_the_numbers_of_the_file(
+    tmp_path: Path, family: str, others: dict[str, str], format: str | None
+) -> None:
+    """`format` is that of gates and ups, which are one weight; None: they are floats."""
+    original = build_family(tmp_path / "original", family)
+    folder = derive_folder(write_gguf(original, tmp_path / "tiny.gguf", others=others))
+    meant = dict(read_weights(check_folder(folder), torch.float32))
+    modules = SteppedEngine(folder).runner.loaded.model.named_modules()
+    experts = {name: module for name, module in modules if name.endswith("experts")}
+    assert experts
+    for name, module in experts.items():
+        both = getattr(module, "gate_up_proj_packed", [])
+        assert {layer.format for layer in both} == ({format} if format else set())
+        for own_name in ("gate_up_proj", "down_proj") if format else ("down_proj",):
+            expected = meant[f"{name}.{own_name}"]
+            layers = getattr(module, f"{own_name}_packed")
+            assert len(layers) == len(expected)
+            for layer, weight in zip(layers, expected, strict=True):
+                found = (layer.weight + 0).float()
+                wanted = (weight.T if family == "gpt_oss" else weight).to(layer.weight.dtype)
+                torch.testing.assert_close(found, wanted.float(), rtol=1e-2, atol=1e-6)
+
+
+@needs_kernels
 @pytest.mark.parametrize("family", ["gemma3_text", "qwen3_moe", "glm4"])
 def test_weights_of_eight_bits_are_those_of_the_file(tmp_path: Path, family: str) -> None:
     original = build_family(tmp_path / "original", family)

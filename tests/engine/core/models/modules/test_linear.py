@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers.pytorch_utils import Conv1D
 
-from engine.core.models.modules.linear import PackedLinear, pack_layers
+from engine.core.models.modules.linear import PackedLinear, pack_layers, pack_linear
 from engine.core.ops import library as ops
 from tests.helpers.built_kernels import needs_kernels
 
@@ -48,7 +48,7 @@ def test_a_shared_layer_stays_shared_and_bfloat16_stays_torchs() -> None:
 
 
 def test_a_packed_weight_has_shape_type_and_device_and_no_memory_until_it_is_read() -> None:
-    layer = PackedLinear(torch.randn(20, 6), None, ops.REFERENCE, dtype=torch.bfloat16)
+    layer = pack_linear(torch.randn(20, 6), None, ops.REFERENCE, dtype=torch.bfloat16)
     weight = layer.weight
     assert (weight.shape, weight.size(0), weight.ndim, len(weight)) == ((20, 6), 20, 2, 20)
     assert (weight.dtype, weight.device.type, weight.numel()) == (torch.bfloat16, "cpu", 120)
@@ -75,7 +75,7 @@ def test_who_reads_the_weight_of_a_packed_layer_gets_its_numbers(reader: str, mo
     """Routers compute with the weight of a layer themselves; a meta tensor gives them anything."""
     torch.manual_seed(0)
     weight, rows = torch.randn(20, 64), torch.randn(3, 64)
-    layer = PackedLinear(weight, None, ops.REFERENCE)
+    layer = pack_linear(weight, None, ops.REFERENCE)
     with mode():
         for _ in range(2):
             result = READERS[reader](rows, layer.weight)
@@ -86,7 +86,7 @@ def test_who_reads_the_weight_of_a_packed_layer_gets_its_numbers(reader: str, mo
 def test_who_reads_a_weight_in_8_bits_gets_what_the_layer_computes_with() -> None:
     torch.manual_seed(0)
     weight = torch.randn(20, 260)
-    layer = PackedLinear(weight, None, ops.REFERENCE, "int8")
+    layer = pack_linear(weight, None, ops.REFERENCE, "int8")
     read = functional.linear(torch.eye(260), layer.weight).T
     assert 0 < (read - weight).abs().max() < 0.02
 
@@ -106,7 +106,7 @@ def test_a_layer_in_8_bits_is_nearly_what_it_was(dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     layer = nn.Linear(260, 50, dtype=dtype).requires_grad_(False)
     rows = torch.randn(2, 7, 260, dtype=dtype)
-    packed = PackedLinear(layer.weight, layer.bias, ops.choose("cpu"), "int8")
+    packed = pack_linear(layer.weight, layer.bias, ops.choose("cpu"), "int8")
     result, exact = packed(rows), layer(rows)
     assert (result.dtype, result.shape) == (dtype, exact.shape)
     assert (result - exact).float().std() < 0.012 * exact.float().std()
