@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import structlog
+
 from server.config.models import ModelStatus
 from server.engines.client import CoreState, EngineClient, ServedModel, ValidationError
 from server.engines.kinds import KINDS
@@ -14,6 +16,8 @@ from server.engines.on_demand import OnDemandEngine
 
 if TYPE_CHECKING:
     from server.engines.tracing import Tracing
+
+logger = structlog.get_logger("server")
 
 OnCoreState = Callable[[CoreState, str], None]  # and of which model
 
@@ -74,7 +78,8 @@ async def learn(models: Models, statuses: Sequence[ModelStatus]) -> None:
     """Read what a worker must know of models whose files are known: a few files of each, whole.
 
     A large tokenizer halts all threads of a process for half a second while it is read. So that is
-    done once, when a model becomes known, and not whenever it is loaded and others stream.
+    done once, when a model becomes known, and not whenever it is loaded and others stream. Files
+    that have gone since, or are broken by now, are the business of whoever asks that model.
     """
 
     def read(status: ModelStatus) -> tuple[ServedModel, Any]:
@@ -85,4 +90,7 @@ async def learn(models: Models, statuses: Sequence[ModelStatus]) -> None:
         return kind.served_model(status.options), tokenizer
 
     for status in statuses:
-        models.add(*await asyncio.to_thread(partial(read, status)))
+        try:
+            models.add(*await asyncio.to_thread(partial(read, status)))
+        except Exception as error:  # whatever it is, the others are served, and this worker starts
+            logger.warning("model cannot be read", model=status.name, error=str(error))
