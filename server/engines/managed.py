@@ -29,6 +29,10 @@ class ManagedEngine(Protocol):
         """What its files say."""
 
     @property
+    def is_current(self) -> bool:
+        """Whether its files are still those that all this was read from."""
+
+    @property
     def memory_bytes(self) -> int | None:
         """What it takes, or will have taken; None before it serves, or if nobody can tell."""
 

@@ -157,6 +157,7 @@ class Models:
             self._statuses[status.name] = status
             is_new = status.name not in self.served or status.options != before.options
             if status.options is not None and is_new:
+                self._tokenizers.pop(status.name, None)  # of other files, if there is one
                 new.append(status)
             if isinstance(engine, OnDemandEngine):
                 engine.take(status)

@@ -210,6 +210,9 @@ class ModelKeepers:
         attempt = model.status.attempt + 1
         self._set(model, state=ModelState.LOADING, attempt=attempt, stage="preparing")
         logger.info("model asked for", model=model.status.name)
+        if model.engine is not None and not model.engine.is_current:
+            model.engine.stop()  # workers and forecast know other files: from the files on
+            model.engine = None
         if model.engine is None and model.outcome is None and model.thread is None:
             model.thread = threading.Thread(
                 target=partial(self._prepare, model), name="model-prepare", daemon=True

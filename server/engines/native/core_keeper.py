@@ -8,6 +8,7 @@ thread waits for it. All methods but `clean_up` and `release` belong to the supe
 import threading
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import structlog
@@ -17,6 +18,7 @@ from engine.client.probe import CoreProbe
 from engine.config import EngineConfig
 from server.config.models import ModelFacts
 from server.engines.native.backoff import Backoff
+from server.engines.native.fingerprint import file_stamps
 from server.engines.native.forecast import own_bytes
 from server.engines.native.standby import Standby
 
@@ -46,6 +48,7 @@ class CoreKeeper:
         self.facts = facts
         self.connect_options = connect_options  # of the workers that join these cores
         self._config = config
+        self._stamps = file_stamps(Path(config.model))
         self._directory = directory
         self._watchdog_seconds = watchdog_seconds
         self._wake = wake
@@ -62,12 +65,17 @@ class CoreKeeper:
         return self._config.served_model_name
 
     @property
+    def is_current(self) -> bool:
+        return self._stamps == file_stamps(Path(self._config.model))
+
+    @property
     def memory_bytes(self) -> int | None:
         return None if self._core is None else self._core.report.get("standby_bytes")
 
     @property
     def taken_bytes(self) -> int:
-        return 0 if self._core is None else own_bytes(self._core.pid)
+        core = self._core  # which a `release` in another thread may have ended by the next line
+        return 0 if core is None else own_bytes(core.pid)
 
     @property
     def num_failed_starts(self) -> int:

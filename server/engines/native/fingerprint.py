@@ -5,8 +5,10 @@ where safetensors and GGUF files have their header.
 """
 
 import hashlib
+from collections.abc import Iterator
 from pathlib import Path
 
+from engine.errors import UnsupportedModelError
 from engine.folder.gguf.link import LINK, read_link
 
 WHOLE_BYTES = 32 * 1024 * 1024  # up to here a file counts whole: configurations, tokenizers
@@ -18,11 +20,7 @@ IGNORED = {".md", ".gitattributes", ".lock", LINK}  # no effect on what is compu
 def model_fingerprint(folder: Path) -> str:
     """The fingerprint of a checkpoint's folder, wherever it lies."""
     digest = hashlib.sha256()
-    link = read_link(folder)
-    weights = () if link is None else link.files  # which lie elsewhere, on each host
-    for path in [*sorted(folder.iterdir(), key=lambda path: path.name), *weights]:
-        if not path.is_file() or path.suffix in IGNORED or path.name in IGNORED:
-            continue
+    for path in _files(folder):
         size = path.stat().st_size
         digest.update(f"{path.name} {size}\n".encode())
         with path.open("rb") as file:
@@ -33,3 +31,20 @@ def model_fingerprint(folder: Path) -> str:
                 file.seek(size - PIECE_BYTES)
                 digest.update(file.read())
     return digest.hexdigest()[:DIGITS]
+
+
+def file_stamps(folder: Path) -> tuple[tuple[str, int, int], ...]:
+    """Size and time of the same files, which nobody reads for it; nothing of one that is gone."""
+    try:
+        found = [(path.name, path.stat()) for path in _files(folder)]
+    except (OSError, UnsupportedModelError):
+        return ()
+    return tuple((name, stat.st_size, stat.st_mtime_ns) for name, stat in found)
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    link = read_link(folder)
+    weights = () if link is None else link.files  # which lie elsewhere, on each host
+    for path in [*sorted(folder.iterdir(), key=lambda path: path.name), *weights]:
+        if path.is_file() and path.suffix not in IGNORED and path.name not in IGNORED:
+            yield path

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import re
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -219,6 +220,24 @@ async def test_a_stop_while_the_model_is_loaded_ends_the_answer_at_once(several:
         assert (await states(several))["other"] == "loading"
         again = await ask(client, "other", 9, GREEDY)
         assert (await client.done(again)).final == oracle_answer(9, 20)
+
+
+async def test_a_model_whose_files_have_changed_meanwhile_is_read_anew(several: Server) -> None:
+    tokenizer = several.data_dir.parent / "other" / "tokenizer.json"
+    words = tokenizer.read_text()
+    async with Client(several) as client, asyncio.timeout(PATIENCE):
+        await client.done(await ask(client, "other", 9, GREEDY))  # its files are known
+        await unload(several, "other")
+        tokenizer.write_text(re.sub(r"t(\d{5} |\\\\d)", r"u\1", words))
+        response = await client.ask(
+            await client.new_session(), "u00009 ", settings=GREEDY | {"model": "other"}
+        )
+        answer = oracle_answer(9, 20).replace("t", "u")
+        assert (await client.done(response)).final == answer
+        await unload(several, "other")
+        tokenizer.write_text(words)
+        response = await ask(client, "other", 9, GREEDY)
+        assert (await client.done(response)).final == oracle_answer(9, 20)
 
 
 @pytest.mark.slow

@@ -31,7 +31,7 @@ class Engine:
         self.num_failed_starts = 0
         self.is_refusal = False
         self.due: float | None = None
-        self.is_alive = True
+        self.is_alive = self.is_current = True
         self.num_starts = 0
         self.has_stopped = False
 
@@ -285,6 +285,19 @@ def test_a_load_that_fails_leaves_the_others_and_is_tried_from_the_files_on() ->
     assert failed.has_stopped
     machine.load("b")
     assert machine.state("b") is ModelState.LOADED and machine.kind.engines["b"] is not failed
+
+
+def test_a_model_whose_files_have_changed_is_loaded_from_the_files_on() -> None:
+    machine = Machine({"a": GB, "b": GB}, 8 * GB, model_idle_seconds=60)
+    machine.load("b")
+    machine.pass_time(60)
+    machine.pass_time(GRACE_SECONDS)
+    before = machine.kind.engines["b"]
+    before.is_current = False
+    machine.kind.needs["b"] = 2 * GB
+    machine.load("b")
+    assert before.has_stopped and before.num_starts == 1
+    assert machine.status("b").memory_bytes == 2 * GB
 
 
 def test_files_that_cannot_be_served_are_known_before_anybody_asks() -> None:

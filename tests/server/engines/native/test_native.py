@@ -1,4 +1,6 @@
 import json
+import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +38,25 @@ def test_a_managed_core_has_a_socket_of_its_own_until_it_is_stopped(model: str, 
     assert options.folder == str(demo_model())
     engine.stop()
     assert not folder.exists()
+
+
+@pytest.mark.parametrize("way", ["other weights", "no template", "gone"])
+def test_a_managed_core_knows_whether_its_files_are_still_the_same(
+    way: str, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(demo_model(), tmp_path / "m")
+    settings = load_settings({"model": str(folder)}, {})
+    engine = manage(settings, settings.models[0], lambda: None)
+    assert engine.is_current
+    match way:
+        case "other weights":
+            os.utime(folder / "model.safetensors", (1, 1))
+        case "no template":
+            (folder / "tokenizer_config.json").unlink()
+        case "gone":
+            shutil.rmtree(folder)
+    assert not engine.is_current
+    engine.stop()
 
 
 def test_a_folder_that_holds_no_model_is_refused_in_one_line(tmp_path: Path) -> None:
