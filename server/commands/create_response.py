@@ -159,14 +159,16 @@ class ResponseCreator:
             session, replayed = await self._look_up(wish)
             if replayed is not None:  # before any other refusal: a repeat must find what it began
                 return replayed, True
-        budget = await self._check_admission(uid, self._name(session, wish.frame))
-        if trace is not None:
-            trace.passed("admission")
-        self._num_beginning += 1
-        try:
-            begun = await self._begin(wish, session, budget)
-        finally:
-            self._num_beginning -= 1
+        name = self._name(session, wish.frame)
+        with self._models.using(name):
+            budget = await self._check_admission(uid, name)
+            if trace is not None:
+                trace.passed("admission")
+            self._num_beginning += 1
+            try:
+                begun = await self._begin(wish, session, budget)
+            finally:
+                self._num_beginning -= 1
         if budget is not None and not begun[1] and wish.asker is not None:
             wish.asker.outbox.put(RateLimitsUpdated(rate_limits=[budget_entry(budget)]))
         return begun

@@ -6,6 +6,7 @@ as it is; of several, each is loaded when it is asked for.
 
 import asyncio
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from server.config.models import ModelState, ModelStatus
@@ -126,6 +127,11 @@ class Models:
         engine = self.engine(name)
         if isinstance(engine, OnDemandEngine):
             await engine.call(seconds)
+
+    def using(self, name: str) -> AbstractContextManager[None]:
+        """From the question to the end of its answer the model is not let go."""
+        engine = self.engine(name)
+        return engine.using() if isinstance(engine, OnDemandEngine) else nullcontext()
 
     def ask(self, name: str) -> None:
         """Have it loaded, and wait for nothing."""

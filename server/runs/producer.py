@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import structlog
@@ -132,7 +133,8 @@ class Producer:
                     await self._hold()
                     if run.trace is not None:
                         run.trace.passed("turn")
-                end = await self._answer()
+                with self._using():
+                    end = await self._answer()
         except ApiError as error:  # what it was to answer makes no prompt by now
             logger.warning("no prompt", response_id=run.response_id, code=error.code)
             end = End("failed", "engine_error", "released")
@@ -169,6 +171,12 @@ class Producer:
                 run.promoted.set()
 
     # ---- the prompt -----------------------------------------------------------------------------
+
+    def _using(self) -> AbstractContextManager[None]:
+        """Its model is not let go between prompt and last token, however long that takes."""
+        if self._models is None:
+            return contextlib.nullcontext()
+        return self._models.using(self._run.response.get("model", ""))
 
     async def _answer(self) -> End:
         """From the prompt to the engine's last output."""

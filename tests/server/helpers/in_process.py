@@ -229,11 +229,13 @@ async def running_worker(
     name: str,
     intervals: Intervals = SHORTENED,
     tracing: Tracing | None = None,
+    models: Models | None = None,
 ) -> AsyncIterator[Worker]:
-    """One of them, which may join the others later."""
+    """One of them, which may join the others later. `engine` serves the model that it has alone."""
     store = await HesitantStore.open(url, prefix=prefix, lease_seconds=intervals.lease)
     store.hesitate(dice)
-    worker = Worker(_config(name, url, intervals), store, Models.of_one(MODEL, engine), tracing)
+    models = models or Models.of_one(MODEL, engine)
+    worker = Worker(_config(name, url, intervals), store, models, tracing)
     async with _lifespan(worker.app):
         yield worker
 
