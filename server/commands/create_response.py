@@ -284,7 +284,8 @@ class ResponseCreator:
         budget = await self._store.budgets.check(uid)
         engine = self._models.engine(name)
         try:
-            await self._models.call(name, CALL_SECONDS)
+            if self._models.is_known(name):  # the default one is not loaded for any word
+                await self._models.call(name, CALL_SECONDS)
             if engine.core_state is CoreState.CONNECTING and self._models.can_prompt(name):
                 # Another worker may have said that all is ready while we were still joining.
                 with contextlib.suppress(TimeoutError):

@@ -99,3 +99,18 @@ async def test_a_model_is_used_from_its_question_to_its_end_while_prompts_are_ma
             await client.done(response)
     assert len(several.used) >= 3 and all(several.used)
     assert not several.engines[1].is_used
+
+
+async def test_a_name_of_no_model_has_none_loaded(
+    several: Several, redis_server: EmbeddedRedis
+) -> None:
+    async with client_of(several, redis_server) as client:
+        error = await client.reply(
+            "response.create",
+            session_id=await client.new_session(),
+            input=oracle_word(1),
+            idempotency_key="k",
+            settings={"model": "nobody"},
+        )
+    assert error["error"]["code"] == "model_not_found"
+    assert several.loads == []
