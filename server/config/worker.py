@@ -22,6 +22,7 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     redis_timeout_seconds: float
     limits: Limits
     intervals: Intervals
+    max_num_queued_reqs: int  # 0: any number
     origins: tuple[str, ...]
     proxies: tuple[str, ...]
     is_loopback: bool

@@ -28,9 +28,11 @@ def open_models(
     tell: Callable[[dict[str, Any]], None],
     on_core_state: OnCoreState,
     tracing: "Tracing | None",
+    max_waiting: int,
 ) -> Models:
     """Join the engine of a model that is alone; of several, each when it is loaded.
 
+    `max_waiting`: how many answers may wait here for one that is loaded; 0: any number.
     Raises `UnsupportedModelError` for a folder of the default model that cannot be served.
     """
     first = statuses[0]
@@ -67,6 +69,7 @@ def open_models(
             load=lambda: tell({"type": "load", "model": status.name}),
             on_use=note_use,
             on_core_state=lambda state, _: on_core_state(state, status.name),
+            max_waiting=max_waiting,
         )
 
     engines = [on_demand(status) for status in statuses]

@@ -23,6 +23,7 @@ from server.engines.client import (
     EngineTokenizer,
     LoRARequest,
     ModelLoadError,
+    QueueOverflowError,
     RequestOutput,
     RetryableRequestError,
     SamplingParams,
@@ -55,6 +56,7 @@ class OnDemandEngine:
 
     `connect` joins the engine that its options name, and may block; `load` asks the supervisor to
     load it; `on_use` hears that `is_used` has changed, `on_core_state` what the engine has to say.
+    At most `max_waiting` answers wait here for a model that is loaded; 0: any number.
     """
 
     def __init__(
@@ -65,8 +67,10 @@ class OnDemandEngine:
         load: Callable[[], None],
         on_use: Callable[[], None],
         on_core_state: OnCoreState,
+        max_waiting: int = 0,
     ) -> None:
         self.status = status
+        self._max_waiting = max_waiting
         self._connect = connect
         self._load = load
         self._on_use = on_use
@@ -278,6 +282,8 @@ class OnDemandEngine:
     def check_admission(self, n: int = 1) -> None:
         if self._joined is not None and self.status.state is ModelState.LOADED:
             self._joined.check_admission(n)
+        elif 0 < self._max_waiting < self._num_uses:  # who asks is one of them
+            raise QueueOverflowError("too many requests are waiting")
 
     async def generate(
         self,

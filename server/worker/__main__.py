@@ -64,6 +64,7 @@ async def run(config: WorkerConfig, tether: Tether) -> int:
             tell=line.tell,
             on_core_state=lambda state, model: worker.runs.tell_core_state(state, model),
             tracing=tracing,
+            max_waiting=config.settings.max_num_queued_reqs,
         )
     except UnsupportedModelError as error:
         return await _cannot_serve(error, store)

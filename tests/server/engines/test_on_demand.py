@@ -12,6 +12,7 @@ from server.engines import on_demand
 from server.engines.client import (
     CoreState,
     ModelLoadError,
+    QueueOverflowError,
     RetryableRequestError,
     SamplingParams,
     UnsupportedModelError,
@@ -38,6 +39,7 @@ class Supervised:
             load=self._load,
             on_use=lambda: self.uses.append(self.engine.is_used),
             on_core_state=lambda state, reason: None,
+            max_waiting=2,
         )
         self.engine.begin()
 
@@ -164,3 +166,15 @@ async def test_a_process_that_listens_elsewhere_is_joined_anew() -> None:
     model.say(ModelState.LOADED, attempt=2, options={"address": "elsewhere"})
     await asyncio.wait_for(model.engine.wait_ready(), PATIENCE)
     assert model.num_joined == 2
+
+
+async def test_not_more_answers_wait_for_a_loading_than_for_an_engine() -> None:
+    supervised = Supervised(state=ModelState.LOADING)
+    with supervised.engine.using(), supervised.engine.using():
+        supervised.engine.check_admission()
+        with supervised.engine.using():
+            with pytest.raises(QueueOverflowError):
+                supervised.engine.check_admission()
+            supervised.say(ModelState.LOADED, options=OPTIONS)
+            await supervised.engine.wait_ready(PATIENCE)
+            supervised.engine.check_admission()  # from now on it is the engine that counts

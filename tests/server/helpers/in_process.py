@@ -260,6 +260,7 @@ def _config(replica: str, url: str, intervals: Intervals) -> WorkerConfig:
         redis_timeout_seconds=1.0,
         limits=Limits(messages_per_s=0),
         intervals=intervals,
+        max_num_queued_reqs=0,
         origins=(),
         proxies=(),
         is_loopback=False,
