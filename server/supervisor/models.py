@@ -162,9 +162,9 @@ class ModelKeepers:
             self._begin(model)
 
     def unload(self, name: str) -> None:
-        """Let a model go as soon as nobody uses it."""
-        model = self._models.get(name)
-        if model is not None and model.status.state is ModelState.LOADED and self.are_many:
+        """Let a model go as soon as it is there and nobody uses it."""
+        model, here = self._models.get(name), (ModelState.LOADING, ModelState.LOADED)
+        if model is not None and model.status.state in here and self.are_many:
             model.is_leaving = True
 
     # ---- the life of a model --------------------------------------------------------------------
@@ -355,6 +355,7 @@ class ModelKeepers:
         engine, model.engine = model.engine, None
         if engine is not None:
             engine.stop()
+        model.is_leaving = False
         self._set(model, state=ModelState.FAILED, problem=discreet(problem))
 
     # ---- loaded ---------------------------------------------------------------------------------

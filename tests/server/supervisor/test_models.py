@@ -335,6 +335,20 @@ def test_an_administrator_lets_a_model_go_when_its_answers_have_ended() -> None:
     assert machine.state("b") is ModelState.NOT_LOADED
 
 
+def test_a_model_that_is_to_go_while_it_is_loaded_goes_when_it_is_there() -> None:
+    machine = Machine({"a": GB, "b": GB}, 8 * GB)
+    machine.keepers.load("b")
+    machine.settle()
+    machine.keepers.unload("b")
+    machine.come_up("b")
+    machine.settle()
+    machine.pass_time(GRACE_SECONDS)
+    assert machine.state("b") is ModelState.NOT_LOADED
+    machine.load("b")  # and stays then
+    machine.pass_time(GRACE_SECONDS)
+    assert machine.state("b") is ModelState.LOADED
+
+
 def test_two_models_of_one_name_are_refused() -> None:
     with pytest.raises(EngineSetupError, match="two models have the name b"):
         Machine({"b": GB, "b=c": GB}, GB)
