@@ -88,7 +88,9 @@ def cache_bytes(settings: Settings, config: Mapping[str, Any]) -> int:
         width = hidden // text["num_attention_heads"]
     if layers is None or not isinstance(heads, int) or not isinstance(width, int):
         return 0
-    context = settings.max_model_len or text.get("max_position_embeddings") or CONVERSATION_TOKENS
+    context = settings.max_model_len or text.get("max_position_embeddings")
+    if not isinstance(context, int):
+        context = CONVERSATION_TOKENS
     number = 1 if settings.kv_cache_dtype == "int8" else 4 if settings.dtype == "float32" else 2
     return 2 * layers[1] * heads * width * number * min(context, CONVERSATION_TOKENS)
 

@@ -15,6 +15,7 @@ from engine.folder.quantized.layouts import QuantizedTensor
 from server.config.models import ModelSource
 from server.config.settings import Settings, load_settings
 from server.engines.native.forecast import (
+    CONVERSATION_TOKENS,
     PROCESS_BYTES,
     _float_bytes,
     cache_bytes,
@@ -139,3 +140,10 @@ def test_a_core_takes_what_was_foreseen() -> None:
         core.terminate()
         directory.remove()
     assert own_bytes(core.pid) == 0
+
+
+@pytest.mark.parametrize("given", [None, [4096], "4096", {}])
+def test_a_context_that_is_no_number_counts_as_one_conversation(given: Any) -> None:
+    config = {"num_hidden_layers": 1, "num_attention_heads": 2, "hidden_size": 8}
+    config |= {"max_position_embeddings": given}
+    assert cache_bytes(settings_of(), config) == 2 * 1 * 2 * 4 * 2 * CONVERSATION_TOKENS
