@@ -57,7 +57,8 @@ class WorkerProcess:
         """Read whether it serves, if it has said so; else why it cannot, empty if it just ended."""
         if self.is_ready or self.problem is not None:
             return self.problem
-        line = self._next_line()
+        while (line := self._next_line()) is not None and "ready" not in line:
+            pass  # what a library has printed
         if line is None and not self.is_silent:
             return None
         report = {} if line is None else line

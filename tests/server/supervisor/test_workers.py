@@ -35,6 +35,12 @@ def test_a_worker_that_serves_is_ready_and_has_no_problem() -> None:
         assert worker.look() is None
 
 
+def test_a_line_that_is_no_report_is_no_problem() -> None:
+    with ended_worker('a library\n{"type": "load", "model": "a"}\n[]\n{"ready": true}') as worker:
+        assert worker.look() is None
+        assert worker.is_ready
+
+
 def test_what_it_says_later_is_heard_in_order() -> None:
     lines = '{"ready": true}\\n{"type": "uses", "models": ["a"]}\\nno line\\n{"type": "load"}'
     with ended_worker(lines.replace("\\n", "\n")) as worker:
