@@ -191,6 +191,11 @@ class ModelKeepers:
 
     def stop(self) -> None:
         """End all, at the same time."""
+        for model in self._models.values():
+            if model.status.state is ModelState.UNLOADING and model.thread is not None:
+                model.thread.join()  # it ends that process already
+            if model.outcome is not None:
+                self._take_outcome(model)
         engines = [model.engine for model in self._models.values() if model.engine is not None]
         threads = [threading.Thread(target=engine.stop) for engine in engines]
         for thread in threads:

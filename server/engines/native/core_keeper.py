@@ -70,11 +70,12 @@ class CoreKeeper:
 
     @property
     def memory_bytes(self) -> int | None:
-        return None if self._core is None else self._core.report.get("standby_bytes")
+        core = self._core  # which a `release` in another thread may have ended by the next line
+        return None if core is None else core.report.get("standby_bytes")
 
     @property
     def taken_bytes(self) -> int:
-        core = self._core  # which a `release` in another thread may have ended by the next line
+        core = self._core
         return 0 if core is None else own_bytes(core.pid)
 
     @property

@@ -33,7 +33,9 @@ class Engine:
         self.due: float | None = None
         self.is_alive = self.is_current = True
         self.num_starts = 0
-        self.has_stopped = False
+        self.has_stopped = self.is_releasing = False
+        self.may_end = threading.Event()
+        self.may_end.set()
 
     def start(self) -> None:
         self.num_starts += 1
@@ -47,7 +49,11 @@ class Engine:
         return self.is_alive
 
     def release(self) -> None:
+        assert not self.is_releasing, "by two threads at a time"
+        self.is_releasing = True
+        self.may_end.wait(PATIENCE)
         self.taken_bytes = 0
+        self.is_releasing = False
 
     def stop(self) -> None:
         self.has_stopped = True
@@ -347,6 +353,24 @@ def test_a_model_that_is_to_go_while_it_is_loaded_goes_when_it_is_there() -> Non
     machine.load("b")  # and stays then
     machine.pass_time(GRACE_SECONDS)
     assert machine.state("b") is ModelState.LOADED
+
+
+def test_the_end_waits_for_a_model_that_goes_already_and_leaves_nothing_behind() -> None:
+    machine = Machine({"a": GB, "b": GB, "c": GB}, 8 * GB, model_idle_seconds=60)
+    machine.load("b")
+    going = machine.kind.engines["b"]
+    going.may_end.clear()
+    machine.now += 60
+    machine.keepers.watch()
+    machine.now += GRACE_SECONDS
+    machine.keepers.watch()
+    machine.keepers.load("c")  # nobody takes up any more what is found of it
+    preparing = machine.keepers._models["c"].thread
+    assert preparing is not None
+    preparing.join(PATIENCE)
+    threading.Timer(0.05, going.may_end.set).start()
+    machine.keepers.stop()
+    assert all(engine.has_stopped for engine in machine.kind.engines.values())
 
 
 def test_two_models_of_one_name_are_refused() -> None:

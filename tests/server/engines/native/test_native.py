@@ -2,6 +2,7 @@ import json
 import os
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -13,6 +14,7 @@ from server.engines.client import EngineClient, UnsupportedModelError
 from server.engines.managed import EngineSetupError
 from server.engines.native import connect, manage, served_model
 from server.engines.native.connection import ConnectOptions
+from server.engines.native.core_keeper import CoreKeeper
 from server.engines.native.fingerprint import model_fingerprint
 from server.engines.native.preparation import core_config
 
@@ -38,6 +40,31 @@ def test_a_managed_core_has_a_socket_of_its_own_until_it_is_stopped(model: str, 
     assert options.folder == str(demo_model())
     engine.stop()
     assert not folder.exists()
+
+
+class EndingKeeper(CoreKeeper):
+    """Another thread ends its core between any two looks at it."""
+
+    @property
+    def _core(self) -> Any:
+        core, self.__dict__["core"] = self.__dict__.get("core"), None
+        return core
+
+    @_core.setter
+    def _core(self, core: Any) -> None:
+        self.__dict__["core"] = core
+
+
+def test_what_a_core_has_taken_may_be_asked_while_another_thread_ends_it() -> None:
+    settings = load_settings({"model": "demo"}, {})
+    engine = manage(settings, settings.models[0], lambda: None)
+    engine.__class__ = EndingKeeper
+    core: Any = SimpleNamespace(pid=os.getpid(), report={"standby_bytes": 1})
+    engine._core = core
+    assert engine.taken_bytes > 0
+    engine._core = core
+    assert engine.memory_bytes == 1
+    engine.stop()
 
 
 @pytest.mark.parametrize("way", ["other weights", "no template", "gone"])
