@@ -49,10 +49,10 @@ def resolve_model(
     """
     if (found := find_model(model)) is not None:
         return _cached_folder(found)
-    path = Path(model).expanduser()
-    if path.is_dir():
+    path = local_path(model)
+    if os.path.isdir(path):
         return _local_folder(path.absolute())
-    if path.suffix.lower() == SUFFIX and path.exists():
+    if path.suffix.lower() == SUFFIX and os.path.exists(path):
         return derive_folder(path)
     looks_local = model.startswith((".", "/", "~")) or model.count("/") > 1
     name, colon, wanted = model.partition(":")
@@ -70,11 +70,16 @@ def resolve_model(
 
 def model_name(model: str) -> str:
     """What people call it: of a local model the name of its folder, or of its file."""
-    path = Path(model).expanduser()
-    if not path.exists():
+    path = local_path(model)
+    if not os.path.exists(path):
         return model
     part = part_name(path.name)
     return part[0] if part else path.stem if path.suffix.lower() == SUFFIX else path.name
+
+
+def local_path(model: str) -> Path:
+    """Where it lies, if it is no name. Nobody's home and a text too long for a path are nowhere."""
+    return Path(os.path.expanduser(model))
 
 
 def _cached_folder(found: Found) -> Path:

@@ -1,5 +1,6 @@
 """What the supervisor does before it starts the first core: find the model, configure the core."""
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -7,7 +8,7 @@ from typing import Any
 import msgspec
 
 from engine import AsyncEngineArgs, DownloadError, PrivateDirectory, demo_model
-from engine.client.download import model_name, resolve_model
+from engine.client.download import local_path, model_name, resolve_model
 from engine.client.text.tokenizer_folder import try_chat_template
 from engine.config import EngineConfig
 from engine.folder.caches.names import find_model
@@ -106,7 +107,7 @@ def is_here(model: ModelSource) -> bool:
     """Whether its files lie on this machine, or could nowhere else."""
     source = model.source
     looks_local = source.startswith((".", "/", "~")) or source.count("/") > 1
-    if model.is_demo or looks_local or Path(source).expanduser().exists():
+    if model.is_demo or looks_local or os.path.exists(local_path(source)):
         return True
     try:
         return find_model(model.source) is not None

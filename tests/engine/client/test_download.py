@@ -126,10 +126,14 @@ def test_folder_without_a_model_is_refused(tmp_path: Path) -> None:
         resolve_model(str(tmp_path))
 
 
-@pytest.mark.parametrize("name", ["./missing", "/no/such/folder", "a/b/c", "sp ace", "../up"])
+@pytest.mark.parametrize(
+    "name",
+    ["./missing", "/no/such/folder", "a/b/c", "sp ace", "../up", "~nobody/x", "./" + 300 * "x"],
+)
 def test_what_can_be_no_hub_id_is_a_missing_folder(name: str) -> None:
     with pytest.raises(DownloadError, match="there is no folder"):
         resolve_model(name)
+    assert model_name(name) == name
 
 
 def test_a_download_says_how_far_it_is(tmp_path: Path) -> None:
