@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from engine.client.hub.plan import DownloadPlan, plan_download
 from engine.errors import DownloadError, UnsupportedModelError
 from engine.folder.caches.found import Found, reason
 from engine.folder.caches.names import find_model
@@ -22,6 +23,7 @@ from engine.folder.gguf.derived import derive_folder
 from engine.folder.gguf.parts import SUFFIX, part_name
 
 OnProgress = Callable[[float], None]
+OnPlan = Callable[[DownloadPlan], None]
 
 PATTERNS = ("*.json", "*.safetensors", "tokenizer*", "*.jinja", "merges.txt", "vocab.txt")
 IGNORED = ("*.bin", "*.pt", "*.pth", "*.h5", "*.msgpack", "*.onnx", "*.py", "*/*")
@@ -35,10 +37,13 @@ def resolve_model(
     revision: str | None = None,
     cache_dir: str | None = None,
     on_progress: OnProgress | None = None,
+    on_plan: OnPlan | None = None,
 ) -> Path:
     """The local folder of `model`: itself, or where its download is. Blocks, with progress.
 
-    `on_progress` is called with the share of the bytes that have come, from other threads.
+    `on_progress` is called with the share of the bytes that have come, from other threads;
+    `on_plan` before weights are downloaded, if the hub says how large they are: what it raises
+    ends all.
 
     `model` may also be a GGUF file, one part of several, a folder of one, or the id of a repository
     of them, as `owner/name-GGUF` or `owner/name-GGUF:Q4_K_M`, or what lies in the cache of another
@@ -61,11 +66,13 @@ def resolve_model(
         kind = "file" if path.suffix.lower() == SUFFIX else "folder"
         raise DownloadError(f"there is no {kind} {model}")
     if colon:
-        return _download_gguf(name, wanted, revision, cache_dir, on_progress)
-    folder = _download(name, list(PATTERNS), list(IGNORED), revision, cache_dir, on_progress)
+        return _download_gguf(name, wanted, revision, cache_dir, on_progress, on_plan)
+    folder = _download(
+        name, list(PATTERNS), list(IGNORED), revision, cache_dir, on_progress, on_plan
+    )
     if any(folder.glob("*.safetensors")):
         return folder
-    return _download_gguf(name, None, revision, cache_dir, on_progress)
+    return _download_gguf(name, None, revision, cache_dir, on_progress, on_plan)
 
 
 def model_name(model: str) -> str:
@@ -110,6 +117,7 @@ def _download_gguf(
     revision: str | None,
     cache_dir: str | None,
     on_progress: OnProgress | None,
+    on_plan: OnPlan | None,
 ) -> Path:
     """Only the files of the model that is meant. The folder is the one that stands for them."""
     try:
@@ -118,7 +126,7 @@ def _download_gguf(
         what = "has no safetensors weights, and it " if wanted is None else ""
         raise DownloadError(f"{model} {what}{error}") from None
     patterns = [glob.escape(name) for name in names]
-    folder = _download(model, patterns, None, revision, cache_dir, on_progress)
+    folder = _download(model, patterns, None, revision, cache_dir, on_progress, on_plan)
     return derive_folder(folder / names[0])
 
 
@@ -152,9 +160,14 @@ def _download(
     revision: str | None,
     cache_dir: str | None,
     on_progress: OnProgress | None,
+    on_plan: OnPlan | None,
 ) -> Path:
     import huggingface_hub  # slow to import, and rarely needed
 
+    if on_plan is not None:
+        plan = plan_download(model, patterns, ignored, revision=revision, cache_dir=cache_dir)
+        if plan is not None:
+            on_plan(plan)
     with _refusals(model, revision):
         path = huggingface_hub.snapshot_download(
             model,

@@ -60,6 +60,11 @@ def discreet(problem: str) -> str:
     return re.sub(r"(?<![\w.:/])/(?:[^\s/]+/)+(?=[^\s/])", "", problem)
 
 
+def gb(num_bytes: int) -> str:
+    """For a person."""
+    return f"{num_bytes / 1e9:.1f} GB"
+
+
 def statuses_of(wire: Any) -> tuple[ModelStatus, ...]:
     """From builtins, as the pipe between supervisor and workers carries them."""
     return msgspec.convert(wire, tuple[ModelStatus, ...])

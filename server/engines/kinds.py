@@ -25,11 +25,14 @@ class EngineKind(Protocol):
         model: "ModelSource",
         wake: Callable[[], None],
         on_progress: Callable[[float], None] | None = None,
+        most_free: Callable[[], int | None] | None = None,
     ) -> ManagedEngine:
         """Prepare an engine for the supervisor, whose `watch` is due whenever `wake` was called.
 
         In any thread, and it may take long: files are fetched, of which `on_progress` hears the
-        share that has come, perhaps in further threads. Raises `EngineSetupError`.
+        share that has come, perhaps in further threads. Raises `EngineSetupError`, also instead of
+        fetching what cannot fit into the memory that `most_free` says there may be, by default
+        what `free_bytes` says.
         """
 
     def name_of(self, model: "ModelSource") -> str:

@@ -15,7 +15,7 @@ from functools import partial
 import msgspec
 import structlog
 
-from server.config.models import ModelFacts, ModelSource, ModelState, ModelStatus, discreet
+from server.config.models import ModelFacts, ModelSource, ModelState, ModelStatus, discreet, gb
 from server.config.settings import Settings
 from server.engines.kinds import EngineKind
 from server.engines.managed import EngineSetupError, ManagedEngine
@@ -235,7 +235,11 @@ class ModelKeepers:
     def _prepared(self, model: KeptModel) -> ManagedEngine | str:
         try:
             return self._kind.manage(
-                self._settings, model.source, self._wake, partial(self._note_fetched, model)
+                self._settings,
+                model.source,
+                self._wake,
+                partial(self._note_fetched, model),
+                self._most_free_bytes,
             )
         except EngineSetupError as error:
             return str(error)
@@ -315,6 +319,12 @@ class ModelKeepers:
             if is_here and model.engine is not None:
                 free -= max(0, _promised(model) - model.engine.taken_bytes)
         return max(0, free)
+
+    def _most_free_bytes(self) -> int | None:
+        """If all that are loaded went, as they may until a download has come. In any thread."""
+        free = self._kind.free_bytes(self._settings)
+        engines = [engine for model in self._models.values() if (engine := model.engine)]
+        return None if free is None else free + sum(engine.taken_bytes for engine in engines)
 
     def _misfit(self, facts: ModelFacts, needs: int, free: int) -> str:
         here = (ModelState.LOADED, ModelState.UNLOADING)
@@ -435,8 +445,3 @@ def _promised(model: KeptModel) -> int:
     """What its process takes when all of its cache is in use."""
     needs = None if model.engine is None else model.engine.facts.needs_bytes
     return model.status.memory_bytes or needs or 0
-
-
-def gb(num_bytes: int) -> str:
-    """For a person."""
-    return f"{num_bytes / 1e9:.1f} GB"

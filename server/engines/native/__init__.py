@@ -30,11 +30,12 @@ def manage(
     model: "ModelSource",
     wake: Callable[[], None],
     on_progress: Callable[[float], None] | None = None,
+    most_free: Callable[[], int | None] | None = None,
 ) -> "CoreKeeper":
     """Get the model ready for a core, which `start` then starts. Raises `EngineSetupError`."""
     from server.engines.native import preparation  # which workers need not import
 
-    return preparation.manage(settings, model, wake, on_progress)
+    return preparation.manage(settings, model, wake, on_progress, most_free)
 
 
 def name_of(model: "ModelSource") -> str:

@@ -9,6 +9,7 @@ import msgspec
 
 from engine import AsyncEngineArgs, DownloadError, PrivateDirectory, demo_model
 from engine.client.download import local_path, model_name, resolve_model
+from engine.client.hub.plan import DownloadPlan
 from engine.client.text.tokenizer_folder import try_chat_template
 from engine.config import EngineConfig
 from engine.folder.caches.names import find_model
@@ -18,7 +19,8 @@ from server.engines.client import RetryableRequestError, ValidationError
 from server.engines.managed import EngineSetupError
 from server.engines.native.connection import ConnectOptions
 from server.engines.native.core_keeper import CoreKeeper
-from server.engines.native.forecast import read_facts
+from server.engines.native.download_forecast import check_download
+from server.engines.native.forecast import free_bytes, read_facts
 
 
 def manage(
@@ -26,13 +28,19 @@ def manage(
     model: ModelSource,
     wake: Callable[[], None],
     on_progress: Callable[[float], None] | None = None,
+    most_free: Callable[[], int | None] | None = None,
 ) -> CoreKeeper:
     """Get the model ready for a core, which `start` then starts. Raises `EngineSetupError`.
 
-    May be called in any thread: a model of the hub is downloaded first, with `on_progress`.
+    May be called in any thread: a model of the hub is downloaded first, with `on_progress`, if
+    there is room for it on the disk, and in the memory that `most_free` says there may be.
     """
+
+    def check(plan: DownloadPlan) -> None:
+        check_download(settings, plan, most_free() if most_free else free_bytes(settings))
+
     try:
-        folder = _folder_of(model, on_progress)
+        folder = _folder_of(model, on_progress, check)
         try_chat_template(folder)  # one that would hold up or break every answer
         facts = read_facts(settings, folder)
     # The template's own error, or of a renderer that was killed.
@@ -51,8 +59,14 @@ def manage(
     )
 
 
-def _folder_of(model: ModelSource, on_progress: Callable[[float], None] | None) -> Path:
-    return demo_model() if model.is_demo else resolve_model(model.source, on_progress=on_progress)
+def _folder_of(
+    model: ModelSource,
+    on_progress: Callable[[float], None] | None,
+    on_plan: Callable[[DownloadPlan], None],
+) -> Path:
+    if model.is_demo:
+        return demo_model()
+    return resolve_model(model.source, on_progress=on_progress, on_plan=on_plan)
 
 
 def core_config(settings: Settings, model: ModelSource, folder: Path, address: str) -> EngineConfig:

@@ -1,14 +1,5 @@
-import json
-import os
 import re
-import subprocess
-import sys
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import ClassVar
 
 import pytest
 
@@ -16,104 +7,18 @@ from engine.client.download import model_name, resolve_model
 from engine.errors import DownloadError, UnsupportedModelError
 from engine.folder.gguf.link import read_stamps
 from tests.engine.helpers.gguf.gguf_files import write_gguf
-from tests.helpers.patience import PATIENCE
+from tests.engine.helpers.hub.fake_hub import hub, in_fresh_process
 from tests.helpers.tiny_model import build_tiny_model
-
-FILES = {
-    "config.json": b"{}",
-    "model.safetensors": b"weights",
-    "tokenizer.json": b"{}",
-    "modeling.py": b"raise SystemExit('code of a checkpoint ran')",
-    "pytorch_model.bin": b"pickle",
-}
-COMMIT = "0" * 40
-PLACE = re.compile(
-    r"(?:/api/models)?/(?P<id>org/[\w-]+)(?:/(?P<part>\w+)/[^/?]+/?(?P<file>[^?]*))?(?:\?.*)?"
-)
-
-
-class _Hub(BaseHTTPRequestHandler):
-    """As much of the hub as some models need; other names get what the hub says to strangers."""
-
-    repositories: ClassVar[dict[str, dict[str, bytes]]] = {}
-
-    def do_GET(self) -> None:
-        found = PLACE.fullmatch(self.path)
-        files = None if found is None else self.repositories.get(found["id"])
-        if "gated" in self.path:
-            self._answer(403, b"", ("X-Error-Code", "GatedRepo"))
-        elif "broken" in self.path:
-            self._answer(500, b"")
-        elif found is None or files is None:
-            self._answer(401, b"", ("X-Error-Code", "RepoNotFound"))
-        elif found["part"] == "tree":
-            tree = [
-                {"type": "file", "path": name, "size": len(content), "oid": "0"}
-                for name, content in files.items()
-            ]
-            self._answer(200, json.dumps(tree).encode())
-        elif found["part"] == "resolve":
-            self._answer(200, files[found["file"]])
-        else:
-            siblings = [{"rfilename": name} for name in files]
-            about = {"id": found["id"], "sha": COMMIT, "siblings": siblings}
-            self._answer(200, json.dumps(about).encode())
-
-    do_HEAD = do_GET
-
-    def _answer(self, status: int, body: bytes, *headers: tuple[str, str]) -> None:
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(body)))
-        self.send_header("ETag", f'"{len(body)}"')
-        self.send_header("X-Repo-Commit", COMMIT)
-        for name, value in headers:
-            self.send_header(name, value)
-        self.end_headers()
-        if self.command == "GET":
-            self.wfile.write(body)
-
-    def log_message(self, *args: object) -> None:
-        pass
-
-
-@contextmanager
-def _hub(**repositories: dict[str, bytes]) -> Iterator[str]:
-    """Of `org/tiny` and others, in the place of whose `-` is a `_`."""
-    named = {f"org/{name.replace('_', '-')}": files for name, files in repositories.items()}
-    hub = type("Hub", (_Hub,), {"repositories": {"org/tiny": FILES, **named}})
-    server = ThreadingHTTPServer(("127.0.0.1", 0), hub)
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
 
 
 def _resolve(model: str, endpoint: str, home: Path, options: str = "") -> str:
-    """In a fresh process: huggingface_hub reads its settings when it is imported."""
     program = (
         "import sys\nfrom engine.client.download import resolve_model\n"
         "from engine.errors import DownloadError, UnsupportedModelError\n"
         f"try: print(resolve_model(sys.argv[1], {options}))\n"
         "except (DownloadError, UnsupportedModelError) as error: print(f'error: {error}')"
     )
-    env = {k: v for k, v in os.environ.items() if not k.startswith("HF_")}
-    env |= {"HF_ENDPOINT": endpoint, "HF_HOME": str(home), "HF_HUB_DOWNLOAD_TIMEOUT": "2"}
-    env |= {"HF_HUB_DISABLE_XET": "1", "HF_HUB_ETAG_TIMEOUT": "2"}
-    env |= {"XDG_CACHE_HOME": str(home / "cache")}
-    done = subprocess.run(
-        [sys.executable, "-c", program, model],
-        env=env,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=PATIENCE,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
+    return in_fresh_process(program, endpoint, home, model)
 
 
 def test_folder_is_taken_as_it_is(tmp_path: Path) -> None:
@@ -138,7 +43,7 @@ def test_what_can_be_no_hub_id_is_a_missing_folder(name: str) -> None:
 
 def test_a_download_says_how_far_it_is(tmp_path: Path) -> None:
     """Without a terminal, too."""
-    with _hub() as endpoint:
+    with hub() as endpoint:
         tell = "on_progress=lambda share: print(f'{share:.2f};', end='')"  # by several threads
         said = _resolve("org/tiny", endpoint, tmp_path, options=tell)
     shares = [float(share) for share in re.findall(r"(\d\.\d\d);", said)]
@@ -146,7 +51,7 @@ def test_a_download_says_how_far_it_is(tmp_path: Path) -> None:
 
 
 def test_hub_id_is_downloaded_without_code_and_pickles(tmp_path: Path) -> None:
-    with _hub() as endpoint:
+    with hub() as endpoint:
         folder = Path(_resolve("org/tiny", endpoint, tmp_path))
     names = sorted(path.name for path in folder.iterdir())
     assert names == ["config.json", "model.safetensors", "tokenizer.json"]
@@ -161,7 +66,7 @@ def test_hub_id_is_downloaded_without_code_and_pickles(tmp_path: Path) -> None:
     ],
 )
 def test_refusal_of_the_hub_is_one_line(tmp_path: Path, model: str, says: str) -> None:
-    with _hub() as endpoint:
+    with hub() as endpoint:
         answer = _resolve(model, endpoint, tmp_path)
     assert answer.startswith(f"error: {says}")
     assert "\n" not in answer
@@ -268,7 +173,7 @@ def test_only_the_gguf_that_is_meant_is_downloaded(
     files = {file.name: file.read_bytes() for file in ggufs.iterdir()} | {"config.json": b"{}"}
     if names == PARTS:  # as large ones lie in folders of their own
         files |= {f"Q8_0/{name}": files.pop(name) for name in PARTS}
-    with _hub(tiny_GGUF=files) as endpoint:
+    with hub(tiny_GGUF=files) as endpoint:
         folder = _resolve(f"org/tiny-GGUF{suffix}", endpoint, tmp_path)
     assert _files(folder) == names
     downloaded = {file.name for file in (tmp_path / "hub").rglob("*.gguf")}
@@ -291,7 +196,7 @@ def test_only_the_gguf_that_is_meant_is_downloaded(
 def test_gguf_that_is_not_there_is_one_line(tmp_path: Path, model: str, says: str) -> None:
     others = {"a-F16.gguf": b"GGUF", "b-F16.gguf": b"GGUF"}
     cut = {"cut-Q4_0.gguf": b"GGUF\3"}
-    with _hub(others_GGUF=others, none={"README.md": b""}, cut_GGUF=cut) as endpoint:
+    with hub(others_GGUF=others, none={"README.md": b""}, cut_GGUF=cut) as endpoint:
         answer = _resolve(model, endpoint, tmp_path)
     assert answer.startswith(f"error: {says}")
     assert says or "cut-Q4_0.gguf: is cut" in answer

@@ -70,6 +70,7 @@ class Kind:
         self.needs, self.memory = needs, memory
         self.engines: dict[str, Engine] = {}
         self.broken: dict[str, str] = {}
+        self.most_free: dict[str, int | None] = {}  # as it was said when each was prepared
         self.downloads: dict[str, threading.Event] = {}  # of those whose files come when it is set
 
     def manage(
@@ -78,8 +79,10 @@ class Kind:
         model: ModelSource,
         wake: Callable[[], None],
         on_progress: Callable[[float], None] | None = None,
+        most_free: Callable[[], int | None] | None = None,
     ) -> Engine:
         name = self.name_of(model)
+        self.most_free[name] = None if most_free is None else most_free()
         if name in self.downloads and on_progress is not None:
             on_progress(0.5)
             self.downloads[name].wait(PATIENCE)
@@ -185,6 +188,15 @@ def test_a_download_tells_how_far_it_is_and_others_are_loaded_meanwhile() -> Non
     machine.come_up("c")
     machine.come_up("b")
     assert [machine.state(name) for name in "bc"] == ["loaded", "loaded"]
+
+
+def test_before_a_download_all_memory_counts_that_other_models_may_give_back() -> None:
+    machine = Machine({"a": 3 * GB, "b": 4 * GB}, 6 * GB)
+    machine.keepers.note_uses("w1", ["a"])
+    machine.keepers.load("b")
+    machine.settle()
+    assert machine.kind.most_free["b"] == 6 * GB
+    assert machine.state("b") is ModelState.FAILED  # as it is here, and does not fit now
 
 
 def test_a_model_goes_when_nobody_has_used_it_for_a_while_and_the_default_one_stays() -> None:

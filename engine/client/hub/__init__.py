@@ -1,0 +1,1 @@
+"""What the hub says of a repository before anything of it is downloaded."""
