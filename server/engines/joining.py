@@ -97,3 +97,4 @@ async def learn(models: Models, statuses: Sequence[ModelStatus]) -> None:
             models.add(*await asyncio.to_thread(partial(read, status)))
         except Exception as error:  # whatever it is, the others are served, and this worker starts
             logger.warning("model cannot be read", model=status.name, error=str(error))
+            models.forget(status.name)

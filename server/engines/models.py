@@ -43,6 +43,8 @@ class Models:
         self._tell = tell
         self._tokenizers = {} if tokenizers is None else tokenizers
         self._used: list[str] = []
+        # Of which options files were read, or are being read.
+        self._learnt = {status.name: status.options for status in statuses}
 
     @classmethod
     def of_one(cls, model: ServedModel, engine: EngineClient) -> "Models":
@@ -153,6 +155,10 @@ class Models:
         self.served[model.name] = model
         self._tokenizers[model.name] = tokenizer
 
+    def forget(self, name: str) -> None:
+        """Its files could not be read: `take` names it again."""
+        self._learnt.pop(name, None)
+
     def take(self, statuses: Sequence[ModelStatus]) -> list[ModelStatus]:
         """The supervisor's word of all; returns those whose files have become known by it."""
         new = []
@@ -161,8 +167,8 @@ class Models:
             if status == before:
                 continue
             self._statuses[status.name] = status
-            is_new = status.name not in self.served or status.options != before.options
-            if status.options is not None and is_new:
+            if status.options not in (None, self._learnt.get(status.name)):
+                self._learnt[status.name] = status.options
                 self._tokenizers.pop(status.name, None)  # of other files, if there is one
                 new.append(status)
             if isinstance(engine, OnDemandEngine):

@@ -45,3 +45,15 @@ def test_a_model_of_other_files_is_not_joined_with_the_tokenizer_of_those_before
     second = worker.status("b", options={"address": "2"})
     assert worker.models.take([worker.status("a"), second]) == [second]
     assert worker.tokenizers == {}
+
+
+def test_files_are_read_once_for_their_options_and_again_if_that_fails(worker: Worker) -> None:
+    options = {"address": "1"}
+    known = worker.status("b", options=options)
+    loading = worker.status("b", options=options, state=ModelState.LOADING)
+    loaded = worker.status("b", options=options, state=ModelState.LOADED)
+    default = worker.status("a")
+    assert worker.models.take([default, known]) == [known]
+    assert worker.models.take([default, loading]) == []  # they are being read
+    worker.models.forget("b")
+    assert worker.models.take([default, loaded]) == [loaded]
