@@ -72,8 +72,9 @@ class Models:
         return self._engines.get(name, self.default_engine)
 
     def status(self, name: str) -> ModelStatus | None:
-        """Of one that comes and goes; None of one that is always there."""
-        return self._statuses.get(name) if self.are_many else None
+        """Of one that comes and goes, or is adapted; None of one that is always there."""
+        base = self._statuses[self.default.name]
+        return self._statuses.get(name, base) if self.are_many else None
 
     def base(self, name: str) -> ServedModel:
         """The model whose engine that is, without its adapter."""

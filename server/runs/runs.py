@@ -337,8 +337,9 @@ class Runs:
 
     def tell_loading(self, status: ModelStatus) -> None:
         """Tell the viewers of what waits for that model how far it is."""
+        engine = self._models.engine(status.name)
         for response_id, producer in self._producers.items():
-            if _model_of(self._runs[response_id]) == status.name:
+            if self._engines.get(response_id) is engine:
                 producer.show_loading()
 
     # ---- the worker ends ------------------------------------------------------------------------

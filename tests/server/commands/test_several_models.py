@@ -8,7 +8,7 @@ import pytest
 
 from server.config.models import ModelState, ModelStatus
 from server.engines import on_demand
-from server.engines.client import ServedModel
+from server.engines.client import LoRARequest, ServedModel
 from server.engines.models import Models
 from server.engines.on_demand import OnDemandEngine
 from server.worker.app import Worker
@@ -48,9 +48,11 @@ class Several(ScriptedEngine):
             on_core_state=lambda state, reason: None,
         )
 
-    async def say(self, name: str, state: ModelState) -> None:
+    async def say(self, name: str, state: ModelState, **fields: Any) -> None:
         """Return when the worker has joined a model that is loaded now."""
-        self.statuses[name] = ModelStatus(name=name, kind="native", state=state, options=OPTIONS)
+        self.statuses[name] = ModelStatus(
+            name=name, kind="native", state=state, options=OPTIONS, **fields
+        )
         self.models.take(list(self.statuses.values()))
         if state is ModelState.LOADED:
             await self.models.engine(name).wait_ready(PATIENCE)
@@ -114,3 +116,22 @@ async def test_a_name_of_no_model_has_none_loaded(
         )
     assert error["error"]["code"] == "model_not_found"
     assert several.loads == []
+
+
+@pytest.mark.parametrize("name", ["a", "adapted"])
+async def test_whoever_waits_for_a_loading_hears_how_far_it_is(
+    several: Several, redis_server: EmbeddedRedis, name: str
+) -> None:
+    several.models.add(ServedModel("adapted", "2", lora_request=LoRARequest("x", 1, "/x")), None)
+    settings = {"model": name, "max_output_tokens": 3}
+    async with client_of(several, redis_server) as client:
+        await several.say("a", ModelState.LOADING, stage="loading", progress=0.25)
+        session = await client.new_session()
+        response = await client.ask(session, oracle_word(10), settings=settings)
+        await client.next("response.queued")
+        await several.say("a", ModelState.LOADING, stage="loading", progress=0.5)
+        await several.say("a", ModelState.LOADED)
+        await client.done(response)
+    waits = [frame for frame in client.frames if frame["type"] == "response.queued"]
+    shares = [frame["progress"] for frame in waits if frame["reason"] == "model_loading"]
+    assert shares == [0.25, 0.5]
