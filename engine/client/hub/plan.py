@@ -83,32 +83,32 @@ def plan_download(
         )
     except Exception:  # the download, which follows, says what is wrong
         return None
-    sizes = {file.rfilename: file.size for file in about.siblings or ()}
-    chosen = filter_repo_objects(sizes, allow_patterns=[*patterns], ignore_patterns=ignored)
+    siblings = {file.rfilename: file for file in about.siblings or ()}
+    chosen = filter_repo_objects(siblings, allow_patterns=[*patterns], ignore_patterns=ignored)
+    sizes = {name: file.size for name, file in siblings.items()}
     files = {name: sizes[name] or 0 for name in chosen}
-    missing = [
-        name
-        for name in files
-        if not isinstance(
-            huggingface_hub.try_to_load_from_cache(model, name, cache_dir, about.sha), str
-        )
-    ]
+    cache = Path(cache_dir or huggingface_hub.constants.HF_HUB_CACHE)
+    blobs = cache / f"models--{model.replace('/', '--')}" / "blobs"
+    missing = [name for name in files if not (blobs / _blob_name(siblings[name])).is_file()]
     is_told = about.sha is not None and None not in (sizes[name] for name in files)
     if not is_told or not any(map(_is_of_weights, missing)):
         return None
-    cache = Path(cache_dir or huggingface_hub.constants.HF_HUB_CACHE)
-    begun = _begun_bytes(cache / f"models--{model.replace('/', '--')}" / "blobs")
     return DownloadPlan(
         model,
         str(about.sha),
         files,
-        max(0, sum(files[name] for name in missing) - begun),
+        max(0, sum(files[name] for name in missing) - _begun_bytes(blobs)),
         cache,
         {
             name: sum(sizes[part] or 0 for part in parts)
             for name, parts in models_among(sizes).items()
         },
     )
+
+
+def _blob_name(file: Any) -> str:
+    """Under which its content lies in the cache, whichever commits have it."""
+    return str(file.blob_id if file.lfs is None else file.lfs.sha256)
 
 
 def _is_of_weights(name: str) -> bool:

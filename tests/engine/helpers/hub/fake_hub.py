@@ -32,6 +32,7 @@ class Hub(BaseHTTPRequestHandler):
 
     repositories: ClassVar[dict[str, dict[str, bytes]]] = {}
     sizes: ClassVar[dict[str, int]] = {}
+    commit = COMMIT
 
     def do_GET(self) -> None:
         found = PLACE.fullmatch(self.path)
@@ -52,12 +53,16 @@ class Hub(BaseHTTPRequestHandler):
             self._answer(200, files[found["file"]])
         else:
             siblings = [
-                {"rfilename": name, "size": self.sizes.get(name, len(content))}
+                {
+                    "rfilename": name,
+                    "size": self.sizes.get(name, len(content)),
+                    "blobId": str(len(content)),
+                }
                 for name, content in files.items()
             ]
             if "blobs=true" not in self.path or "untold" in self.path:
                 siblings = [{"rfilename": name} for name in files]
-            about = {"id": found["id"], "sha": COMMIT, "siblings": siblings}
+            about = {"id": found["id"], "sha": self.commit, "siblings": siblings}
             self._answer(200, json.dumps(about).encode())
 
     do_HEAD = do_GET
@@ -66,7 +71,7 @@ class Hub(BaseHTTPRequestHandler):
         self.send_response(status)
         self.send_header("Content-Length", str(len(body)))
         self.send_header("ETag", f'"{len(body)}"')
-        self.send_header("X-Repo-Commit", COMMIT)
+        self.send_header("X-Repo-Commit", self.commit)
         for name, value in headers:
             self.send_header(name, value)
         self.end_headers()
@@ -78,13 +83,17 @@ class Hub(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def hub(sizes: dict[str, int] | None = None, **repositories: dict[str, bytes]) -> Iterator[str]:
+def hub(
+    sizes: dict[str, int] | None = None,
+    commit: str = COMMIT,
+    **repositories: dict[str, bytes],
+) -> Iterator[str]:
     """Its address. It has `org/tiny` and others, in the place of whose `-` is a `_`.
 
     `sizes` of files are told in the place of their own: of one that is a header and a hole.
     """
     named = {f"org/{name.replace('_', '-')}": files for name, files in repositories.items()}
-    own = {"repositories": {"org/tiny": FILES, **named}, "sizes": sizes or {}}
+    own = {"repositories": {"org/tiny": FILES, **named}, "sizes": sizes or {}, "commit": commit}
     server = ThreadingHTTPServer(("127.0.0.1", 0), type("OneHub", (Hub,), own))
     thread = threading.Thread(target=server.serve_forever, args=(0.01,))
     thread.start()

@@ -110,7 +110,8 @@ def test_what_fits_is_downloaded_and_so_is_what_nobody_can_tell_of(
         said = prepare(f"org/{name}", endpoint, tmp_path, memory=memory)
     assert said == "ready"
     assert downloaded(tmp_path) == ["model.safetensors"]
-    with hub(tiny_real=small, untold=small) as endpoint:  # what is here is not judged by it
+    later = small | {"generation_config.json": b"{} "}  # the weights are those that are here
+    with hub(None, 40 * "1", tiny_real=later, untold=later) as endpoint:
         assert prepare(f"org/{name}", endpoint, tmp_path, memory=0, disk=0) == "ready"
 
 
