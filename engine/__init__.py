@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from engine.faces.beams import BeamSearchOutput, BeamSearchSequence
     from engine.faces.llm import LLM
     from engine.faces.llm_engine import LLMEngine
+    from engine.grammar.params import StructuredOutputsParams
     from engine.logits_processors import AdapterLogitsProcessor
     from engine.logprobs import Logprob
     from engine.lora import LoRARequest
@@ -119,6 +120,7 @@ __all__ = [
     "ScoringRequestOutput",
     "StreamGenerationTask",
     "StreamingRequest",
+    "StructuredOutputsParams",
     "TaskStatus",
     "TextPrompt",
     "Tokenizer",
@@ -194,6 +196,7 @@ _HOMES = {
     ),
     "engine.faces.llm": ("LLM",),
     "engine.faces.llm_engine": ("LLMEngine",),
+    "engine.grammar.params": ("StructuredOutputsParams",),
     "engine.logits_processors": ("AdapterLogitsProcessor",),
     "engine.logprobs": ("Logprob",),
     "engine.lora": ("LoRARequest",),

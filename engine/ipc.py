@@ -127,6 +127,7 @@ class SequenceOutput(Message, frozen=True, tag="output"):
     is_waking: bool = False  # it waits for the engine to wake up
     # Of `prompt_logprob_token_ids`, the next rows: float32, one row after another.
     prompt_token_id_logprobs: bytes | None = None
+    warnings: list[str] = []  # what its grammar cannot hold the answer to
 
 
 class SchedulerStats(Message, frozen=True, tag="stats"):

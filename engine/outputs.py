@@ -108,6 +108,7 @@ class RequestOutput:
     # [num_rows, num_ids], of `SamplingParams.prompt_logprob_token_ids`
     prompt_token_id_logprobs: "npt.NDArray[np.float32] | None" = field(default=None, compare=False)
     error: OutputError | None = field(default=None)
+    warnings: list[str] = field(default_factory=list)  # what a grammar cannot hold the answer to
     # index → place in `outputs`, made with the first `add`
     _places: dict[int, int] | None = field(default=None, repr=False, compare=False)
 
@@ -129,6 +130,7 @@ class RequestOutput:
         prompt_token_id_logprobs: "npt.NDArray[np.float32] | None" = None,
         kv_transfer_params: dict[str, Any] | None = None,
         error: OutputError | None = None,
+        warnings: list[str] | None = None,
         **unknown: Any,
     ) -> None:
         if unknown:
@@ -148,6 +150,7 @@ class RequestOutput:
         self.num_cache_creation_tokens = num_cache_creation_tokens
         self.kv_transfer_params = kv_transfer_params
         self.error = error
+        self.warnings = warnings or []
         self._places = None
 
     def add(self, later: "RequestOutput", aggregate: bool) -> None:
@@ -155,6 +158,7 @@ class RequestOutput:
         self.finished |= later.finished
         self.metrics = later.metrics or self.metrics
         self.error = later.error or self.error
+        self.warnings = later.warnings or self.warnings
         self.kv_transfer_params = later.kv_transfer_params or self.kv_transfer_params
         if later.prompt_logprobs is not None:
             self.prompt_logprobs = later.prompt_logprobs

@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 
 from engine.errors import ValidationError, check_text, refuse
+from engine.grammar.params import StructuredOutputsParams
 from engine.repetition import RepetitionDetectionParams
 
 logger = logging.getLogger(__name__)
@@ -64,7 +65,7 @@ class SamplingParams(msgspec.Struct, array_like=True, kw_only=True):
     output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
     stream_interval: int | None = None
     skip_clone: bool = False  # recorded: they are copied, which checks them, in any case
-    structured_outputs: Any = None
+    structured_outputs: StructuredOutputsParams | None = None  # the form that it must have
     logit_bias: dict[int, float] | None = None
     allowed_token_ids: list[int] | None = None
     extra_args: dict[str, Any] | None = None  # sent where the core has logits processors
@@ -164,6 +165,9 @@ class SamplingParams(msgspec.Struct, array_like=True, kw_only=True):
         if not isinstance(self.repetition_detection, RepetitionDetectionParams | None):
             problem = "must be RepetitionDetectionParams"
             raise refuse("repetition_detection", self.repetition_detection, problem)
+        if not isinstance(self.structured_outputs, StructuredOutputsParams | None):
+            problem = "must be StructuredOutputsParams"
+            raise refuse("structured_outputs", self.structured_outputs, problem)
         if not isinstance(self.logit_bias, dict | None):
             raise refuse("logit_bias", self.logit_bias, "must be a dict of token ids")
         for name in _NUMBERS:

@@ -53,6 +53,7 @@ from engine.client.results.generation_result import GenerationResult
 from engine.client.search.beam_search import BeamSearches, check_search
 from engine.client.text.tokenizer import Tokenizer
 from engine.errors import ValidationError, refuse
+from engine.grammar.params import as_sent
 from engine.lora import LoRARequest
 from engine.outputs import RequestOutput
 from engine.pooling import PoolingParams, PoolingRequestOutput
@@ -502,12 +503,13 @@ class AsyncLLM(EngineControl):
 
     def _complete_params(self, params: SamplingParams) -> SamplingParams:
         """With a seed, so that the same request can be sent again."""
-        words = params.bad_words
+        words, form = params.bad_words, params.structured_outputs
         return msgspec.structs.replace(
             params,
             seed=secrets.randbits(63) if params.seed is None else params.seed % (1 << 64),
             stream_interval=params.stream_interval or self._parts.stream_interval,
             bad_words_token_ids=bad_word_ids(words, self.tokenizer) if words else None,
+            structured_outputs=None if form is None else as_sent(form),
             extra_args=self._sent_args(params),
         )
 

@@ -29,7 +29,7 @@ from typing import Any, NoReturn
 import msgspec
 
 from engine.config import EngineConfig
-from engine.core.io_thread import InboxItem, IoThread, Shutdown
+from engine.core.io_thread import GrammarsReady, InboxItem, IoThread, Shutdown
 from engine.core.metrics import CoreMetrics
 from engine.core.models.checkpoint import check_folder, file_stamps
 from engine.core.runner.system_memory import require as require_memory
@@ -114,6 +114,8 @@ def load_core(config: EngineConfig) -> tuple[EngineCore, Ready]:
     from engine.core.runner.memory import RunnerMemory
     from engine.core.runner.model_runner import ModelRunner
     from engine.core.sampling.logits_processors import LogitsProcessors
+    from engine.core.structured.grammars import Grammars
+    from engine.core.structured.masks import Masks
     from engine.core.worker import Worker
 
     gc.freeze()  # no look for garbage in what was imported: it takes long and finds little
@@ -127,7 +129,9 @@ def load_core(config: EngineConfig) -> tuple[EngineCore, Ready]:
         loaded = load_model(config, chosen)
         if not config.threads and loaded.num_parameters < ONE_THREAD_PARAMETERS:
             torch.set_num_threads(1)  # before the runner probes what the kernels do
-        runner = ModelRunner(loaded, config)
+        folder, ends = Path(config.model), loaded.eos_token_ids
+        grammars = Grammars(folder, loaded.vocab_size, ends, config.max_num_seqs)
+        runner = ModelRunner(loaded, config, Masks(grammars))
     except torch.OutOfMemoryError as error:
         raise ValueError(f"the GPU has no memory for it: {str(error).splitlines()[0]}") from None
     memory = RunnerMemory(runner, partial(load_model, config, chosen), checkpoint, stamps)
@@ -184,10 +188,12 @@ def load_core(config: EngineConfig) -> tuple[EngineCore, Ready]:
         runs_ahead=runner.runs_ahead,
         worker=Worker(runner, adapters),
         memory=memory,
-        prepare=processors.prepare,
+        prepare=lambda sequence: processors.prepare(sequence) or grammars.prepare(sequence),
         adapters=adapters,
+        ready_grammars=grammars.take_ready,
         on_run=lambda: memory.start_warming(lambda: core.is_idle),
     )
+    grammars.on_ready = lambda: core.inbox.put(GrammarsReady())
     core.standby_bytes = memory.bytes_of_another()
     return core, ready
 

@@ -74,7 +74,12 @@ class Woken:
     """In the inbox: a thread of our own has taken memory again, or has failed to."""
 
 
-InboxItem = tuple[str, ClientMessage] | ClientGone | ClientSilent | Shutdown | Woken
+@dataclass(frozen=True, slots=True)
+class GrammarsReady:
+    """In the inbox: sequences that have waited for their grammars need not wait any more."""
+
+
+InboxItem = tuple[str, ClientMessage] | ClientGone | ClientSilent | Shutdown | Woken | GrammarsReady
 
 
 @dataclass(slots=True)

@@ -16,7 +16,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 
-from engine.core.io_thread import ClientGone, ClientSilent, InboxItem, Shutdown, Woken
+from engine.core.io_thread import (
+    ClientGone,
+    ClientSilent,
+    GrammarsReady,
+    InboxItem,
+    Shutdown,
+    Woken,
+)
 from engine.core.metrics import CoreMetrics
 from engine.core.scheduling.scheduler import Scheduler
 from engine.core.scheduling.sequence import (
@@ -59,7 +66,9 @@ class EngineCore:
     `runs_ahead` starts steps before the last one has ended, wherever no sequence of that one needs
     its token here. `now` is a monotonic clock, replaced in tests; `worker` is what `collective_rpc`
     calls, `memory` what is given back during sleep, and `adapters` are those of the model.
-    `prepare` sees each new sequence, and may refuse it. `on_run` is called before the first round.
+    `prepare` sees each new sequence, and may refuse it. `ready_grammars` gives the sequences whose
+    grammars are there by now, with why they end or what their callers hear. `on_run` is called
+    before the first round.
     """
 
     def __init__(
@@ -75,6 +84,7 @@ class EngineCore:
         memory: Memory | None = None,
         prepare: Callable[[Sequence], Problem | None] = lambda sequence: None,
         adapters: Adapters | None = None,
+        ready_grammars: Callable[[], list[tuple[Sequence, Problem | None, list[str]]]] = list,
         on_run: Callable[[], None] = lambda: None,
     ) -> None:
         self.scheduler = scheduler
@@ -86,6 +96,7 @@ class EngineCore:
         self._launch = launch
         self.standby_bytes: int | None = None  # memory of a second core like this; None: no room
         self._prepare = prepare
+        self._ready_grammars = ready_grammars
         self._on_run = on_run
         self._runs_ahead = runs_ahead
         self._in_flight: StepInFlight | None = None  # between two rounds
@@ -250,6 +261,9 @@ class EngineCore:
             case Woken():
                 self._calls.end_waking()
                 self._awake_since = self._now()
+            case GrammarsReady():
+                for sequence, problem, warnings in self._ready_grammars():
+                    self.scheduler.let_go_on(sequence, problem, warnings)
             case ClientSilent(client_id):
                 error = ("client_silent", "nothing was heard of the client for too long")
                 self.scheduler.fail_client(client_id, error)
@@ -270,11 +284,14 @@ class EngineCore:
         sequence = self.scheduler.add(client_id, request, self._now())
         if sequence is None:
             logger.error("request %s is here already, ignored", request.request_id)
-        elif refusal := self._calls.refusal or self._prepare(sequence):
+        elif refusal := self._calls.refusal or self._prepare_new(sequence):
             self.scheduler.finish(sequence, "error", error=refusal)
         elif self._calls.is_dozing and not sequence.is_finished:
             self.scheduler.announce_waking(sequence)
             self._calls.rouse()
+
+    def _prepare_new(self, sequence: Sequence) -> Problem | None:
+        return None if sequence.is_finished else self._prepare(sequence)
 
     def _receive_aborts(self) -> None:
         """What has come since; each is in the inbox as well, where it is mostly ignored then."""

@@ -261,10 +261,7 @@ _TOKEN_IDS = (
     "logprob_token_ids",
     "trace_decode_token_ids",
 )
-_ABSENT_FEATURES = (
-    "structured_outputs",
-    "thinking_token_budget",
-)
+_ABSENT_FEATURES = ("thinking_token_budget",)
 
 
 _KEYS = ("prompt", "prompt_token_ids", "cache_salt")

@@ -186,6 +186,7 @@ def merge_outputs(earlier: SequenceOutput, later: SequenceOutput) -> SequenceOut
         prompt_token_id_logprobs=_joined_bytes(
             earlier.prompt_token_id_logprobs, later.prompt_token_id_logprobs
         ),
+        warnings=later.warnings or earlier.warnings,
     )
 
 

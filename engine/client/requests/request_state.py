@@ -114,6 +114,7 @@ class RequestState:
         self._logprobs: list[Mapping[int, Logprob]] = []
         self._cumulative_logprob = 0.0
         self.num_cached_tokens = 0
+        self.warnings: list[str] = []  # of its grammar
 
     def set_prompt(
         self, tokenizer: Decoder, token_ids: list[int], resume_token_ids: Sequence[int] = ()
@@ -153,6 +154,7 @@ class RequestState:
     def update(self, output: SequenceOutput) -> FinishReason | None:
         """Take up what the core did. Returns why the request has ended, if this ended it."""
         self._note_progress(output)
+        self.warnings = output.warnings or self.warnings
         if self.is_aborting:
             return "abort" if output.finish_reason else None
         if self._prompt_scores is not None and output.prompt_logprobs is not None:
@@ -340,6 +342,7 @@ class RequestState:
             lora_request=self.lora_request,
             num_cached_tokens=self.num_cached_tokens,
             error=error,
+            warnings=self.warnings,
         )
         if self._prompt_scores is not None or self._id_scores is not None:
             self._add_prompt_scores(output)

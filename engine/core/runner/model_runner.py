@@ -29,6 +29,7 @@ from engine.core.sampling.prompt_scores import score_prompts
 from engine.core.sampling.sampler import Choices, Sampler
 from engine.core.sampling.token_logprobs import LogprobsMode
 from engine.core.scheduling.sequence import ScheduledSequence, Tokens
+from engine.core.structured.masks import Masks
 from engine.core.tensors.batch import Batch, BatchMemory, build_batch
 from engine.core.tensors.kv_cache import allocate_cache
 from engine.core.tensors.transfers import Download, Upload
@@ -40,8 +41,11 @@ logger = logging.getLogger(__name__)
 class ModelRunner:
     """Runs steps. `config` is the given one with every size decided."""
 
-    def __init__(self, loaded: LoadedModel, config: EngineConfig) -> None:
+    def __init__(
+        self, loaded: LoadedModel, config: EngineConfig, masks: Masks | None = None
+    ) -> None:
         self.loaded = loaded
+        self.masks = masks  # of answers that keep to a grammar
         self.config = resolve_sizes(config, loaded)
         self._context = loaded.context
         ops = loaded.context.ops
@@ -142,13 +146,15 @@ class ModelRunner:
             self._clear_ends(scheduled)
             self._copy_beginnings(scheduled)
             choices = self._sampler.choices(sampled, self.loaded.vocab_size)
+            masks = None if self.masks is None else self.masks.begin(sampled)
             logits, choices = self._compute(scheduled, choices)
             if any(item.scored for item in prompts):  # before the next step writes over them
                 score_prompts(scheduled, logits[len(sampled) :], self._mode)
                 logits = logits[: len(sampled)]
             tokens = self._chosen[: len(sampled)]
             # Also where nothing was sampled: those who wait for the end of a step rely on it.
-            wait = self._sampler.sample(logits, sampled, choices, tokens, self._download.start)
+            read = self._download.start
+            wait = self._sampler.sample(logits, sampled, choices, tokens, read, masks)
         hidden = self._hidden
 
         def results() -> Tokens:

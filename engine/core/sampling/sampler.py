@@ -7,6 +7,7 @@ would need a random number for every word of the vocabulary at every step. How t
 `sampling_reference.py`'s, the reference of csrc's `choose_tokens`.
 """
 
+import dataclasses
 import logging
 import secrets
 from collections.abc import Callable
@@ -24,6 +25,7 @@ from engine.core.sampling.logits_processors import NONE_LEFT
 from engine.core.sampling.penalties import SeenTokens
 from engine.core.sampling.token_logprobs import LogprobsMode, token_logprobs
 from engine.core.scheduling.sequence import Problem, SampledToken, Sequence
+from engine.core.structured.masks import Fences, StepMasks
 from engine.core.tensors.batch import KeptTensor
 from engine.core.tensors.transfers import Read, Send
 from engine.sampling_params import SamplingParams
@@ -154,11 +156,13 @@ class Sampler:
         choices: Choices,
         tokens: Tensor,
         read: Callable[[Tensor], Read],
+        masks: StepMasks | None = None,
     ) -> Callable[[], list[SampledToken]]:
         """Choose the next token of each sequence; row i of `logits` [n, vocab] float32 is its own.
 
         `tokens` [n] int64 is written, on the device; `read` starts to bring it to the host. What is
-        returned waits for it, once. If a request asked for logprobs, this waits itself.
+        returned waits for it, once. If a request asked for logprobs, this waits itself, and it
+        waits for `masks`: what the grammars of some rows allow.
 
         Writes over `logits` where parameters change them, unless logprobs of them are wanted. A row
         without a finite maximum, or whose parameters fail or leave no token, gives an error in its
@@ -169,8 +173,16 @@ class Sampler:
         states = [_state_of(sequence) for sequence in sequences]
         edited = logits
         has_logprobs = any(sequence.params.logprobs is not None for sequence in sequences)
-        if any(state.edits_logits for state in states):
+        fences = None if masks is None else masks.wait()
+        if fences is not None:
+            errors |= fences.problems
             if has_logprobs and not self._mode.is_processed:
+                edited = logits.clone()
+            fences.apply(edited, self._send)
+            for row in fences.ended:  # only the end may follow: nothing else is said of it
+                states[row] = _AT_ITS_END
+        if any(state.edits_logits for state in states):
+            if edited is logits and has_logprobs and not self._mode.is_processed:
                 edited = logits.clone()  # logprobs are reported as the model gave them
             edits = LogitEdits(logits.shape[1])
             for row, (state, sequence) in enumerate(zip(states, sequences, strict=True)):
@@ -191,12 +203,13 @@ class Sampler:
             for row, token in enumerate(chosen):
                 if token < 0:
                     errors.setdefault(row, _why_none(sequences[row], row in empty_rows))
-            return [
+            tokens = [
                 SampledToken(-1, error=errors[row])
                 if row in errors
                 else self._result(logits, row, chosen[row], sequence)
                 for row, sequence in enumerate(sequences)
             ]
+            return tokens if fences is None else _fenced(tokens, fences)
 
         if has_logprobs:
             with_logprobs = results()  # of these logits, which the next step writes over
@@ -213,6 +226,19 @@ class Sampler:
         return SampledToken(token, token_logprobs(logits[row], token, params, self._mode))
 
 
+# What edits the logits of an answer that its grammar lets nothing follow.
+_AT_ITS_END = RowState(SamplingParams(seed=0))
+
+
+def _fenced(tokens: list[SampledToken], fences: Fences) -> list[SampledToken]:
+    """The same with what grammars have to do with it."""
+    for row in fences.ended:
+        tokens[row] = dataclasses.replace(tokens[row], is_end=True)
+    for row in fences.postponed:
+        tokens[row] = SampledToken(-1, is_postponed=True)
+    return tokens
+
+
 def _state_of(sequence: Sequence) -> RowState:
     state: RowState | None = sequence.sampler_state
     if state is None:
@@ -223,6 +249,6 @@ def _state_of(sequence: Sequence) -> RowState:
 
 def _why_none(sequence: Sequence, is_own_doing: bool) -> Problem:
     """Why there is no token for it."""
-    if is_own_doing:
+    if is_own_doing or sequence.matcher is not None:
         return NO_TOKEN
     return NONE_LEFT if sequence.logits_processors else NOT_FINITE

@@ -7,7 +7,6 @@ from engine.core.scheduling.sequence import Problem, Sequence
 from engine.pooling import task_problem
 
 ABSENT_FEATURES = (  # of SamplingParams: refused by name rather than ignored
-    "structured_outputs",
     "thinking_token_budget",
 )
 

@@ -190,8 +190,9 @@ class Scheduler:
         scheduled: list[ScheduledSequence] = []
         self.totals.preemptions += self.seats.preempt_for_others(budget)
         newcomers = self.seats.newcomers()
-        decodes = [sequence for sequence in self.running if sequence.is_decoding]
-        ready = [it for it in self.running if not it.is_decoding or self._is_due(it, now)]
+        able = [sequence for sequence in self.running if not sequence.waits_for_grammar]
+        decodes = [sequence for sequence in able if sequence.is_decoding]
+        ready = [it for it in able if not it.is_decoding or self._is_due(it, now)]
         ready, newcomers = self._leave_out_majority(ready, newcomers)
         num_rows = self.config.max_num_seqs
         chosen = choose_for_step(ready, num_rows - self._num_rows_for(newcomers, ready))
@@ -245,8 +246,19 @@ class Scheduler:
         """Take in what a step computed: one token, or None, per scheduled sequence."""
         self.blocks.end_step()
         for item, token in zip(scheduled, tokens, strict=True):
-            if item.is_current:
+            if item.is_current and not (token is not None and token.is_postponed):
                 self._attempt(item.sequence, self._take, item, token, now)
+
+    def let_go_on(self, sequence: Sequence, problem: Problem | None, warnings: list[str]) -> None:
+        """One that waited for its grammar has it, or ends because it cannot have it."""
+        if sequence.is_finished:
+            return
+        sequence.waits_for_grammar = False
+        if problem is not None:
+            self.finish(sequence, "error", error=problem)
+        elif warnings:
+            output = msgspec.structs.replace(self._output(sequence), warnings=warnings)
+            self._outputs[sequence.client_id].append(output)
 
     def preempt_all(self) -> None:
         """Take every block back: what runs now starts over, from the queue."""
@@ -266,7 +278,7 @@ class Scheduler:
     @property
     def is_blocked(self) -> bool:
         """After an empty `schedule()`: requests wait for nothing that could ever come."""
-        return bool(self.waiting) and not self.running
+        return self.waiting.is_able and not self.running
 
     def next_due(self) -> float | None:
         """Until when (monotonic seconds) the step loop may sleep after an empty `schedule()`.
@@ -456,7 +468,8 @@ class Scheduler:
         self.totals.generation_tokens += 1
         if not sequence.first_token_ts:
             sequence.first_token_ts = now
-        if end := self._end_reason(sequence, place):
+        end = ("stop", None) if token.is_end else self._end_reason(sequence, place)
+        if end is not None:
             self.finish(sequence, *end, token=token)
             return
         self._outputs[sequence.client_id].append(self._output(sequence, token))

@@ -170,12 +170,14 @@ class Seats:
     def _in_turns(self) -> list[Sequence]:
         """Those who wait, without those whose user has as many running as one may have.
 
-        Nor those who wait for an adapter: they would take places from others who need none.
+        Nor those who wait for an adapter or a grammar: they would take places from others who need
+        none.
         """
         num_running = Counter(sequence.cache_salt for sequence in self.running)
         limits = {user: self.max_num_seqs - num for user, num in num_running.items()}
         held = self.held() if len(self.waiting.users) > 1 else {}  # else it decides nothing
         left_out = self.adapters.without_room(self.waiting.in_turns(held))
+        left_out |= self.waiting.without_grammar()
         return list(self.waiting.in_turns(held, limits, self.max_num_seqs, left_out))
 
     def _find_in_the_way(self, sequence: Sequence, plan: Plan) -> Sequence | None:

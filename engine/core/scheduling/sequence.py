@@ -62,6 +62,7 @@ class Sequence:
         "last_served",
         "logits_processors",
         "lora",
+        "matcher",
         "max_num_tokens",
         "num_cached_tokens",
         "num_computed_tokens",
@@ -87,6 +88,7 @@ class Sequence:
         "stop_ids",
         "token_ids",
         "unknown_row",
+        "waits_for_grammar",
         "waits_for_tokens",
     )
 
@@ -119,7 +121,10 @@ class Sequence:
 
         # Whether its next step can be prepared only when the token of its last one is known here.
         self.waits_for_tokens = (
-            pooling is not None or params.needs_answer or params.logprobs is not None
+            pooling is not None
+            or params.needs_answer
+            or params.logprobs is not None
+            or params.structured_outputs is not None
         )
         self.is_scored = params.scores_prompt
         # What is read there gives neither logprobs of the prompt nor hidden states.
@@ -161,6 +166,10 @@ class Sequence:
 
         # this by the step loop, of the operator's own: `RowProcessor`s
         self.logits_processors: Any = ()
+
+        # these by those who have its grammar: where it is there; whether no token may be chosen now
+        self.matcher: Any = None
+        self.waits_for_grammar = False
 
         # this by the sampler: penalty counts, random numbers, ...
         self.sampler_state: Any = None
@@ -305,6 +314,10 @@ class SampledToken:
     token_id: int
     logprobs: TokenLogprobs | None = None
     error: Problem | None = None
+    # Nothing may follow it: the answer ends, whatever token it is.
+    is_end: bool = False
+    # There is none, because nobody knew what may be chosen: the same part is computed again.
+    is_postponed: bool = False
     embedding: bytes | None = None  # numbers in float32, one after another
 
 

@@ -28,6 +28,7 @@ class WaitingQueue:
         self.num_tokens = 0  # of all requests here
         self._lines: dict[str, list[Sequence]] = {}  # by user; none is empty
         self._size = 0
+        self._structured: set[Sequence] = set()  # of these, who have a grammar
         self._turn = 0  # of the request that was admitted last
         self._last_turns: dict[str, int] = {}  # of the users that wait, without those of ""
         self._last_report = -math.inf
@@ -45,8 +46,17 @@ class WaitingQueue:
 
     @property
     def head(self) -> Sequence:
-        """Whose turn is next, as long as nobody has anything."""
-        return min((line[0] for line in self._lines.values()), key=by_order)
+        """Whose turn is next, as long as nobody has anything; one must be able to be let in."""
+        return min((it for it in self if not it.waits_for_grammar), key=by_order)
+
+    @property
+    def is_able(self) -> bool:
+        """Whether somebody here waits for nothing but a seat and blocks."""
+        return self._size > len(self.without_grammar())
+
+    def without_grammar(self) -> set[Sequence]:
+        """Those who cannot be let in yet."""
+        return {it for it in self._structured if it.waits_for_grammar}
 
     def in_turns(
         self,
@@ -77,6 +87,8 @@ class WaitingQueue:
         if user:
             self._last_turns[user] = max(self._last_turns.get(user, 0), sequence.order[1])
         self._size += 1
+        if sequence.params.structured_outputs is not None:
+            self._structured.add(sequence)
         self.num_tokens += sequence.num_tokens
 
     def remove(self, sequence: Sequence) -> None:
@@ -87,6 +99,7 @@ class WaitingQueue:
         assert line[index] is sequence
         del line[index]
         self._size -= 1
+        self._structured.discard(sequence)
         self.num_tokens -= sequence.num_tokens
         if not line:
             del self._lines[user]
@@ -120,6 +133,8 @@ class WaitingQueue:
         assert all(self._lines.values())
         assert self._size == sum(len(line) for line in self._lines.values())
         assert self.num_tokens == sum(sequence.num_tokens for sequence in self)
+        structured = {it for it in self if it.params.structured_outputs is not None}
+        assert self._structured == structured
         assert self._last_turns.keys() == self._lines.keys() - {""}
         assert not any(sequence.block_table for sequence in self)
 

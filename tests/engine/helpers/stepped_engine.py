@@ -1,5 +1,6 @@
 """Runner and scheduler on a real model, stepped by hand: no process, no socket, no clock."""
 
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,9 +17,12 @@ from engine.core.sampling.logits_processors import LogitsProcessors
 from engine.core.scheduling.block_manager import BlockManager
 from engine.core.scheduling.scheduler import Scheduler
 from engine.core.scheduling.sequence import ScheduledSequence, Tokens
+from engine.core.structured.grammars import Grammars
+from engine.core.structured.masks import Masks
 from engine.ipc import SequenceOutput
 from engine.lora import LoRARequest
 from tests.engine.helpers.fakes import make_request
+from tests.helpers.patience import PATIENCE
 
 Logprobs = list[list[tuple[int, float, int]]]
 
@@ -31,12 +35,26 @@ class SteppedEngine:
     """
 
     def __init__(
-        self, folder: Path, *, keeps_logits: bool = False, runs_ahead: bool = False, **settings: Any
+        self,
+        folder: Path,
+        *,
+        keeps_logits: bool = False,
+        runs_ahead: bool = False,
+        ends_at_eos: bool = False,
+        **settings: Any,
     ) -> None:
         config = EngineConfig(model=str(folder), address="", served_model_name="", **settings)
         chosen = ops.choose(config.attn_backend, choose_device(config.device))
         loaded = load_model(config, chosen)
-        self.runner = ModelRunner(loaded, config)
+        self._is_ready = threading.Event()  # some grammar
+        self.grammars = Grammars(
+            folder,
+            loaded.vocab_size,
+            loaded.eos_token_ids,
+            config.max_num_seqs,
+            self._is_ready.set,
+        )
+        self.runner = ModelRunner(loaded, config, Masks(self.grammars))
         resolved = self.runner.config
         assert resolved.num_blocks is not None
         blocks = BlockManager(
@@ -53,6 +71,7 @@ class SteppedEngine:
             self.runner.config,
             blocks,
             loaded.vocab_size,
+            loaded.eos_token_ids if ends_at_eos else (),
             tasks=loaded.tasks,
             adapters=self.adapters,
         )
@@ -72,7 +91,9 @@ class SteppedEngine:
         params = {"max_tokens": 24, "ignore_eos": True} | params
         request = make_request(request_id, prompt=prompt, **params)
         sequence = self.scheduler.add("me", request, 0.0)
-        if sequence is not None and (problem := self._processors.prepare(sequence)):
+        if sequence is None or sequence.is_finished:
+            return
+        if problem := self._processors.prepare(sequence) or self.grammars.prepare(sequence):
             self.scheduler.finish(sequence, "error", error=problem)
 
     def adapter(self, number: int, folder: Path) -> LoRARequest:
@@ -82,6 +103,8 @@ class SteppedEngine:
         return request.located(self.adapters.add(request, (), is_needed_here=False))
 
     def step(self) -> None:
+        for ready in self.grammars.take_ready():
+            self.scheduler.let_go_on(*ready)
         scheduled = self.scheduler.schedule(0.0)
         wait = self.runner.launch(scheduled) if scheduled else None
         self._end_step()
@@ -113,8 +136,22 @@ class SteppedEngine:
         """Step until all is answered; then every block must be free."""
         while self.scheduler.sequences or self._in_flight:
             self.step()
+            if all(it.waits_for_grammar for it in self.scheduler.sequences.values()):
+                self.wait_for_grammars()
         self.scheduler.check_integrity()
         assert self.scheduler.blocks.num_free == self.scheduler.blocks.num_blocks
+
+    def wait_for_grammars(self) -> None:
+        """Until those that wait for theirs have been told."""
+        while any(it.waits_for_grammar for it in self.scheduler.sequences.values()):
+            assert self._is_ready.wait(PATIENCE)
+            self._is_ready.clear()
+            for ready in self.grammars.take_ready():
+                self.scheduler.let_go_on(*ready)
+
+    def close(self) -> None:
+        """End the processes of grammars."""
+        self.grammars.close()
 
     def _end_step(self) -> None:
         step, self._in_flight = self._in_flight, None

@@ -90,7 +90,6 @@ def test_token_ids_are_of_the_vocabulary(name: str, ids: Any) -> None:
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("structured_outputs", {"json": "{}"}),
         ("thinking_token_budget", 5),
     ],
 )

@@ -1,0 +1,137 @@
+"""`Masker`: makes the masks of each step, in a process of its own.
+
+It has two sockets and a thread for each. On one come steps: what each row has got since, and a mask
+is wanted for it. On the other come grammars: one is compiled while masks of others are made. A
+matcher that is not known yet is made from its grammar and told all tokens so far; so it is after
+the death of a masker, of the core, or of a worker.
+"""
+
+import contextlib
+import ctypes
+import mmap
+import os
+import threading
+from collections import OrderedDict
+
+import llguidance
+from llguidance import LLExecutor, LLMatcher
+
+from engine.core.structured.compiling import compile_source, describe
+from engine.core.structured.frames import (
+    ENDED,
+    FAILED,
+    MASKED,
+    MISSING,
+    Channel,
+    Masked,
+    Row,
+    RowState,
+    Setup,
+    Step,
+    Try,
+    Verdict,
+)
+from engine.core.structured.proof import limit_memory
+
+MASKER_BYTES = 4 * 2**30  # beside what the process has at its start
+MAX_GRAMMARS = 128  # that are kept compiled
+MAX_THREADS = 8
+
+
+class Masker:
+    """`masks_fd` is memory for `setup.max_rows` masks, one after another."""
+
+    def __init__(
+        self,
+        tokenizer: llguidance.LLTokenizer,
+        setup: Setup,
+        masks_fd: int,
+        steps: Channel,
+        loads: Channel,
+    ) -> None:
+        limit_memory(MASKER_BYTES)
+        self._tokenizer = tokenizer
+        self._eos_token_ids = [*{*tokenizer.eos_tokens, *setup.eos_token_ids}]
+        self._num_words = -(-setup.vocab_size // 32)
+        self._max_rows = setup.max_rows
+        memory = mmap.mmap(masks_fd, setup.max_rows * self._num_words * 4)
+        self._words = memoryview(memory).cast("I")
+        self._address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+        self._steps, self._loads = steps, loads
+        self._executor = LLExecutor(max(1, min(MAX_THREADS, (os.cpu_count() or 1) // 2)))
+        self._grammars: OrderedDict[str, LLMatcher] = OrderedDict()  # the one used last is last
+        self._matchers: dict[int, LLMatcher] = {}
+
+    def serve(self) -> None:
+        """Until the core closes a socket."""
+        threading.Thread(target=self._serve_loads, daemon=True).start()
+        with contextlib.suppress(EOFError, OSError):
+            while True:
+                step: Step = self._steps.receive(Step)
+                self._steps.send(self.mask(step))
+
+    def mask(self, step: Step) -> Masked:
+        """Write the masks of a step, row by row."""
+        for number in step.forgotten:
+            self._matchers.pop(number, None)
+        states = [self._advance(row) for row in step.rows]
+        to_mask = [
+            (self._matchers[row.matcher], place)
+            for place, (row, state) in enumerate(zip(step.rows, states, strict=True))
+            if state.state in (MASKED, ENDED)
+        ]
+        if to_mask:
+            self._executor.unsafe_compute_mask_ptr(
+                to_mask, self._address, self._num_words * 4, self._max_rows
+            )
+        for matcher, place in to_mask:
+            if matcher.is_error():
+                states[place] = RowState(FAILED, describe(matcher.get_error()))
+            elif step.rows[place].without_eos and states[place].state == MASKED:
+                self._forbid_eos(place)
+        return Masked(states)
+
+    def check(self, request: Try) -> Verdict:
+        """Whether these tokens follow this grammar, which is kept."""
+        try:
+            if request.key not in self._grammars:
+                self._grammars[request.key] = compile_source(request.source, self._tokenizer)
+        except ValueError as error:
+            return Verdict(str(error))
+        matcher = self._grammars[request.key].deep_copy()
+        self._grammars.move_to_end(request.key)
+        while len(self._grammars) > MAX_GRAMMARS:
+            self._grammars.popitem(last=False)
+        if request.token_ids and not matcher.consume_tokens(request.token_ids):
+            return Verdict(f"the answer so far does not follow it: {describe(matcher.get_error())}")
+        if not matcher.is_stopped():
+            matcher.compute_bitmask()
+        return Verdict(describe(matcher.get_error()) if matcher.is_error() else "")
+
+    def _serve_loads(self) -> None:
+        try:
+            while True:
+                request: Try = self._loads.receive(Try)
+                self._loads.send(self.check(request))
+        except BaseException:  # the core is gone; or a panic, of which the core is to hear at once
+            os._exit(1)
+
+    def _advance(self, row: Row) -> RowState:
+        """Bring the matcher of a row to where its answer is."""
+        matcher = self._matchers.get(row.matcher)
+        if row.key:
+            grammar = self._grammars.get(row.key)
+            if grammar is None:
+                return RowState(MISSING)
+            matcher = self._matchers[row.matcher] = grammar.deep_copy()
+        if matcher is None:
+            return RowState(MISSING)
+        if row.token_ids and not matcher.consume_tokens(row.token_ids):
+            return RowState(FAILED, describe(matcher.get_error()))
+        if matcher.is_error():
+            return RowState(FAILED, describe(matcher.get_error()))
+        return RowState(ENDED if matcher.is_stopped() else MASKED)
+
+    def _forbid_eos(self, place: int) -> None:
+        for token in self._eos_token_ids:
+            self._words[place * self._num_words + token // 32] &= ~(1 << token % 32) & 0xFFFFFFFF

@@ -1,0 +1,182 @@
+"""`Masks`: what the rows of a step may say next, made while the model computes.
+
+`begin` tells the masker which tokens the rows have got and returns at once; what it returns waits
+for the masks, after the model's work, and lays them over the logits.
+"""
+
+import logging
+from collections.abc import Sequence as Collection
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+import torch
+from torch import Tensor
+
+from engine.core.scheduling.sequence import Problem, Sequence
+from engine.core.structured.frames import ENDED, FAILED, MASKED, Masked, Row, RowState, Step
+from engine.core.structured.grammars import REFUSED, Grammars, Matcher
+from engine.core.structured.processes import Link
+from engine.core.tensors.transfers import Send
+
+logger = logging.getLogger("engine.core")
+
+MASK_SECONDS = 5.0  # of the clock, after the model's work: one mask is bounded to some 20 ms
+
+
+@dataclass(frozen=True, slots=True)
+class Fences:
+    """What the masker said of a step, by row of its logits."""
+
+    masked: Collection[int]  # rows of logits, in the order of the masks
+    masks: Tensor  # [num_masked, num_words] int32, valid until the next step begins
+    ended: frozenset[int]  # of these: nothing may follow but the end
+    postponed: frozenset[int]  # there is no mask: no token either
+    problems: dict[int, Problem]
+
+    def apply(self, logits: Tensor, send: Send) -> None:
+        """Leave only what is allowed. logits: [num_rows, vocab] float32"""
+        if not self.masked:
+            return
+        vocab = logits.shape[1]
+        if logits.device.type == "cpu":
+            banned = banned_on_host(self.masks, vocab)
+        else:
+            (masks,) = send([self.masks])
+            banned = banned_on_device(masks, vocab)
+        if len(self.masked) == len(logits):
+            logits.masked_fill_(banned, -torch.inf)
+            return
+        for place, row in enumerate(self.masked):
+            logits[row].masked_fill_(banned[place], -torch.inf)
+
+
+def banned_on_host(masks: Tensor, vocab: int) -> Tensor:
+    """[n, num_words] int32 → [n, vocab] bool, True where the bit is 0."""
+    packed = np.invert(masks.numpy()).view(np.uint8)
+    bits = np.unpackbits(packed, axis=1, count=vocab, bitorder="little")
+    return torch.from_numpy(bits).view(torch.bool)
+
+
+def banned_on_device(masks: Tensor, vocab: int) -> Tensor:
+    """The same, of torch's own operations."""
+    places = torch.arange(32, dtype=torch.int32, device=masks.device)
+    bits = (masks[:, :, None] >> places) & 1
+    return bits.view(len(masks), -1)[:, :vocab] == 0
+
+
+class StepMasks:
+    """Masks that are being made. `wait` is called once."""
+
+    def __init__(self, masks: "Masks", link: Link | None, rows: list[int], of: list[Sequence]):
+        self._masks = masks
+        self._link = link
+        self._rows = rows  # of logits
+        self._sequences = of
+        self._lengths = [sequence.num_output_tokens for sequence in of]
+
+    def wait(self) -> Fences:
+        """Masks, or what is there instead of them. Never raises."""
+        masks, link = self._masks, self._link
+        masks.pending = None
+        states: list[RowState] | None = None
+        if link is not None:
+            try:
+                states = link.steps.receive(Masked, MASK_SECONDS).rows
+            except (OSError, EOFError, msgspec.DecodeError) as error:
+                logger.error("a masker has ended in a step of %d: %r", len(self._rows), error)
+                masks.lose(link)
+                for sequence in self._sequences:
+                    sequence.matcher.num_losses += 1
+        if states is None:
+            for sequence in self._sequences:
+                masks.grammars.wait_for(sequence)
+            return masks.fences([], [], postponed=self._rows)
+        return self._sort(states)
+
+    def _sort(self, states: list[RowState]) -> Fences:
+        places, rows, ended, postponed = [], [], [], []
+        problems: dict[int, Problem] = {}
+        each = zip(states, self._rows, self._sequences, self._lengths, strict=True)
+        for place, (state, row, sequence, length) in enumerate(each):
+            if state.state in (MASKED, ENDED):
+                matcher: Matcher = sequence.matcher
+                matcher.link, matcher.num_consumed = self._link, length
+                places.append(place)
+                rows.append(row)
+                ended += [row] if state.state == ENDED else []
+            elif state.state == FAILED:
+                problem = state.problem or "no token follows"
+                problems[row] = (REFUSED, f"the answer cannot go on: {problem}")
+            else:
+                self._masks.grammars.wait_for(sequence)
+                postponed.append(row)
+        return self._masks.fences(places, rows, ended, postponed, problems)
+
+
+class Masks:
+    """Of one runner; used by the step loop's thread alone."""
+
+    def __init__(self, grammars: Grammars) -> None:
+        self.grammars = grammars
+        self.pending: StepMasks | None = None
+        self._link: Link | None = None  # the last one
+        self._memory: Tensor | None = None  # [max_rows, num_words] int32, shared with the masker
+
+    def begin(self, sequences: Collection[Sequence]) -> StepMasks | None:
+        """For the sampled rows of a step, in their order. None if none of them has a grammar."""
+        if self.pending is not None:
+            self.pending.wait()  # of a step that had no memory
+        rows = [row for row, each in enumerate(sequences) if each.matcher is not None]
+        if not rows:
+            return None
+        of, link = [sequences[row] for row in rows], self.grammars.link
+        if self._link is not None and self._link is not link:
+            self._link.steps.close()
+        self._link = link
+        if link is not None:
+            forgotten = self.grammars.forgotten
+            step = Step(
+                [_row(sequence, link) for sequence in of],
+                [forgotten.popleft() for _ in range(len(forgotten))],
+            )
+            try:
+                link.steps.sock.settimeout(MASK_SECONDS)
+                link.steps.send(step)
+            except OSError as error:
+                logger.error("a masker has ended: %r", error)
+                self.lose(link)
+                link = None
+        self.pending = StepMasks(self, link, rows, of)
+        return self.pending
+
+    def lose(self, link: Link) -> None:
+        """Its masker is gone, or too late: the next `Grammars.wait_for` has another one started."""
+        link.is_lost = True
+
+    def fences(
+        self,
+        places: list[int],
+        rows: list[int],
+        ended: Collection[int] = (),
+        postponed: Collection[int] = (),
+        problems: dict[int, Problem] | None = None,
+    ) -> Fences:
+        """Of the masks in the memory those at these places."""
+        if self._memory is None:
+            grammars = self.grammars
+            whole = torch.frombuffer(grammars.memory, dtype=torch.int32)
+            self._memory = whole.view(grammars.max_rows, grammars.num_words)
+        masks = self._memory[: len(places)]
+        if places != list(range(len(places))):
+            masks = self._memory[places]
+        return Fences(rows, masks, frozenset(ended), frozenset(postponed), problems or {})
+
+
+def _row(sequence: Sequence, link: Link) -> Row:
+    matcher: Matcher = sequence.matcher
+    is_new = matcher.link is not link
+    start = sequence.num_prompt_tokens + (0 if is_new else matcher.num_consumed)
+    tokens = sequence.token_ids[start:]
+    key = matcher.key if is_new else ""
+    return Row(matcher.number, key, tokens, sequence.params.ignore_eos)

@@ -1,0 +1,1 @@
+"""What an answer may be asked to look like; the core holds it to that."""
