@@ -28,6 +28,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_num_queued_tokens: int | None = None
     max_queue_seconds: float | None = None
     max_request_seconds: float | None = None  # from the first step of a request to its end
+    tokenizer: str = ""  # the folder that has it, for grammars; empty: the model's
     attn_backend: str = "auto"  # auto, cpu or cuda (csrc), flash_attn, varlen, torch (reference)
     model_impl: str = "auto"  # auto, transformers, fused
     runner: str = "auto"  # generate: refuse a model that generates nothing; auto, pooling

@@ -5,6 +5,7 @@ raises `NotImplementedError` by name, a wrong value `ValidationError`.
 """
 
 import argparse
+import os
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, Field, dataclass, field, fields
 from os import PathLike
@@ -139,6 +140,7 @@ class EngineArgs(AbsentFeatures):
             max_num_queued_tokens=self.max_num_queued_tokens,
             max_queue_seconds=self.max_queue_seconds,
             max_request_seconds=self.max_request_seconds,
+            tokenizer=os.fspath(self.tokenizer) if self.tokenizer else "",
             attn_backend=self.attn_backend,
             model_impl=self.model_impl,
             runner=self.runner,

@@ -129,7 +129,7 @@ def load_core(config: EngineConfig) -> tuple[EngineCore, Ready]:
         loaded = load_model(config, chosen)
         if not config.threads and loaded.num_parameters < ONE_THREAD_PARAMETERS:
             torch.set_num_threads(1)  # before the runner probes what the kernels do
-        folder, ends = Path(config.model), loaded.eos_token_ids
+        folder, ends = Path(config.tokenizer or config.model), loaded.eos_token_ids
         grammars = Grammars(folder, loaded.vocab_size, ends, config.max_num_seqs)
         runner = ModelRunner(loaded, config, Masks(grammars))
     except torch.OutOfMemoryError as error:

@@ -32,6 +32,7 @@ class StructuredOutputsParams(msgspec.Struct, kw_only=True, omit_defaults=True):
     disable_any_whitespace: bool = False
     whitespace_pattern: str | None = None
     disable_additional_properties: bool = False  # objects have none but those that are named
+    begun: str = ""  # what the prompt has of the answer already, as its last text
 
     def __post_init__(self) -> None:
         given = [name for name in KINDS if getattr(self, name) not in (None, False)]
@@ -40,7 +41,7 @@ class StructuredOutputsParams(msgspec.Struct, kw_only=True, omit_defaults=True):
         if len(given) != 1:
             names = ", ".join(KINDS)
             raise refuse("structured_outputs", given, f"must have exactly one of {names}")
-        for name in ("regex", "grammar", "structural_tag", "whitespace_pattern"):
+        for name in ("regex", "grammar", "structural_tag", "whitespace_pattern", "begun"):
             value = getattr(self, name)
             if value is not None and not isinstance(value, str):
                 raise refuse(f"structured_outputs.{name}", value, "must be a string")
@@ -54,6 +55,7 @@ class StructuredOutputsParams(msgspec.Struct, kw_only=True, omit_defaults=True):
             raise refuse("structured_outputs.json_object", self.json_object, problem)
         if self.choice is not None:
             self.choice = _choices(self.choice)
+        check_text("structured_outputs.begun", self.begun)
         self.source()
 
     @property

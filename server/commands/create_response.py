@@ -27,10 +27,11 @@ from server.engines.client import (
     ModelLoadError,
     RetryableRequestError,
     ServedModel,
+    ValidationError,
 )
 from server.engines.models import Models
 from server.generation.prompts import Prompt, PromptBuilders
-from server.generation.sampling import effective_settings
+from server.generation.sampling import effective_settings, structured_outputs
 from server.live.hub import Hub
 from server.live.subscription import Subscription
 from server.protocol.client_frames import CreateResponse
@@ -309,9 +310,15 @@ class ResponseCreator:
         if not self._models.is_known(name) and self._refresh_models is not None:
             await self._refresh_models()  # another worker may have loaded it just now
         model = self._chosen(name)
-        return effective_settings(
+        settings = effective_settings(
             model, self._models.context(name), session.settings, frame.settings.given()
         )
+        try:
+            structured_outputs(settings.get("output"))
+        except ValidationError as error:
+            message = f"{error}"
+            raise ApiError("output_format_refused", message, param="settings.output") from error
+        return settings
 
     def _chosen(self, name: str) -> ServedModel:
         model = self._models.chosen(name)

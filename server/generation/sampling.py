@@ -4,7 +4,14 @@ import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from server.engines.client import MIN_TEMPERATURE, RequestOutputKind, SamplingParams, ServedModel
+from server.engines.client import (
+    MIN_TEMPERATURE,
+    RequestOutputKind,
+    SamplingParams,
+    ServedModel,
+    StructuredOutputsParams,
+    ValidationError,
+)
 
 DEFAULT_TEMPERATURE = 0.7
 DEFAULT_TOP_P = 0.95
@@ -38,9 +45,12 @@ def effective_settings(
 
 
 def sampling_params(
-    settings: Mapping[str, Any], max_tokens: int, chat_stop: Sequence[str] = ()
+    settings: Mapping[str, Any], max_tokens: int, chat_stop: Sequence[str] = (), begun: str = ""
 ) -> SamplingParams:
-    """Effective settings → the engine's parameters; `max_tokens` is what there is room for."""
+    """Effective settings → the engine's parameters; `max_tokens` is what there is room for.
+
+    `begun` is what the prompt has of the answer already.
+    """
     return SamplingParams.from_optional(
         temperature=settings["temperature"],
         top_p=settings["top_p"],
@@ -55,4 +65,26 @@ def sampling_params(
         seed=settings["seed"],
         max_tokens=max_tokens,
         output_kind=RequestOutputKind.DELTA,
+        structured_outputs=structured_outputs(settings.get("output"), begun),
     )
+
+
+def structured_outputs(
+    output: Mapping[str, Any] | None, begun: str = ""
+) -> StructuredOutputsParams | None:
+    """The form that an answer must have; None for any text. Raises `ValidationError`."""
+    match output:
+        case {"type": "json"}:
+            return StructuredOutputsParams(json_object=True, begun=begun)
+        case {"type": "json_schema", "schema": schema}:
+            return StructuredOutputsParams(json=schema, begun=begun)
+        case {"type": "regex", "pattern": pattern}:
+            return StructuredOutputsParams(regex=pattern, begun=begun)
+        case {"type": "choice", "choices": choices}:
+            return StructuredOutputsParams(choice=choices, begun=begun)
+        case {"type": "grammar", "grammar": grammar}:
+            return StructuredOutputsParams(grammar=grammar, begun=begun)
+        case None | {"type": "text"}:
+            return None
+        case _:  # of a newer version: an answer that only seems to keep to it would mislead
+            raise ValidationError("this version does not know that output", "output", None)

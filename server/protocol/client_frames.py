@@ -26,6 +26,8 @@ MAX_INTEGER = 2**53  # beyond it JavaScript cannot count
 MAX_INPUT_BYTES = 128 * 1024
 MAX_SYSTEM_BYTES = 32 * 1024
 MAX_LOGPROBS = 5
+MAX_OUTPUT_BYTES = 32 * 1024  # of `settings.output` as JSON: each message keeps it
+MAX_CHOICES = 256
 MAX_STOP_AFTER_SECONDS = 24 * 3600
 MAX_PRIORITY = 1000
 MAX_ECHO_CHARACTERS = 64  # of a client's own words in an error message
@@ -43,6 +45,44 @@ class StopAfter(Struct, forbid_unknown_fields=True, frozen=True):
     """Stop an answer that nobody has watched for so many seconds."""
 
     stop_after_s: Annotated[int, Meta(ge=1, le=MAX_STOP_AFTER_SECONDS)]
+
+
+class TextOutput(Struct, tag="text", forbid_unknown_fields=True, frozen=True):
+    """Any text, as without `output`; it takes back what the session says."""
+
+
+class JsonOutput(Struct, tag="json", forbid_unknown_fields=True, frozen=True):
+    """Any JSON object."""
+
+
+class SchemaOutput(Struct, tag="json_schema", forbid_unknown_fields=True, frozen=True):
+    """JSON that this schema describes."""
+
+    schema: dict[str, Any]
+
+
+class RegexOutput(Struct, tag="regex", forbid_unknown_fields=True, frozen=True):
+    """A text that this pattern describes as a whole."""
+
+    pattern: Annotated[str, Meta(min_length=1, max_length=MAX_OUTPUT_BYTES)]
+
+
+class ChoiceOutput(Struct, tag="choice", forbid_unknown_fields=True, frozen=True):
+    """One of these texts."""
+
+    choices: Annotated[
+        list[Annotated[str, Meta(min_length=1, max_length=MAX_OUTPUT_BYTES)]],
+        Meta(min_length=1, max_length=MAX_CHOICES),
+    ]
+
+
+class GrammarOutput(Struct, tag="grammar", forbid_unknown_fields=True, frozen=True):
+    """A text of this grammar, in Lark's way to write it or in GBNF."""
+
+    grammar: Annotated[str, Meta(min_length=1, max_length=MAX_OUTPUT_BYTES)]
+
+
+Output = TextOutput | JsonOutput | SchemaOutput | RegexOutput | ChoiceOutput | GrammarOutput
 
 
 class Settings(Struct, forbid_unknown_fields=True, omit_defaults=True, frozen=True):
@@ -65,6 +105,7 @@ class Settings(Struct, forbid_unknown_fields=True, omit_defaults=True, frozen=Tr
     frequency_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
     logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
     on_no_viewers: Literal["continue"] | StopAfter | None = None
+    output: Output | None = None  # the form that an answer must have
 
     def given(self) -> dict[str, Any]:
         """What is set, as it is stored."""
@@ -358,7 +399,13 @@ def field_error(error: msgspec.ValidationError) -> ApiError:
 
 
 def check_system(settings: Settings | None) -> None:
-    """Raise `ApiError` for a system prompt that is too long in bytes, or in the JSON of lists."""
+    """Raise `ApiError` for a system prompt that is too long in bytes, or in the JSON of lists.
+
+    Likewise for an `output` that is too long.
+    """
+    output = settings.output if settings is not None else None
+    if output is not None and len(orjson.dumps(msgspec.to_builtins(output))) > MAX_OUTPUT_BYTES:
+        raise invalid_field("settings.output", f"output is longer than {MAX_OUTPUT_BYTES} bytes")
     system = settings.system if settings is not None else None
     if system is None:
         return

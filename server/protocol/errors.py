@@ -9,6 +9,7 @@ CODES: dict[str, tuple[str, int]] = {
     "invalid_field": ("invalid_request_error", 400),
     "message_too_large": ("invalid_request_error", 413),
     "idempotency_key_required": ("invalid_request_error", 400),
+    "output_format_refused": ("invalid_request_error", 400),
     "context_length_exceeded": ("invalid_request_error", 400),
     "too_many_subscriptions": ("invalid_request_error", 400),
     "not_subscribed": ("invalid_request_error", 400),

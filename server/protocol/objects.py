@@ -40,6 +40,7 @@ Reason = Literal[
     "owner_lost",
     "content_filter",
     "engine_error",
+    "output_format_refused",
     "model_unavailable",
     "store_lost",
 ]
@@ -142,8 +143,11 @@ class Timings(Part, frozen=True, kw_only=True):
 
 
 class StatusDetails(Part, frozen=True, kw_only=True):
+    """`message` says to a person what is wrong with the `output` that was asked for."""
+
     reason: Reason
     by: By | UnsetType = UNSET
+    message: str | UnsetType = UNSET
 
 
 class MessageObject(Part, frozen=True, kw_only=True):
@@ -187,6 +191,7 @@ class ResponseObject(Part, frozen=True, kw_only=True):
     timings: Timings | UnsetType = UNSET
     restarts: Count | UnsetType = UNSET
     text_length: Count | UnsetType = UNSET
+    warnings: list[str] | UnsetType = UNSET  # what its `output` says and nothing held it to
 
 
 class Snapshot(Part, frozen=True, kw_only=True):

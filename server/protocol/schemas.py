@@ -116,7 +116,10 @@ def _for_everybody(value: Any) -> Any:
     """Patterns in the regular expressions that JSON Schema knows; one line in descriptions."""
     if isinstance(value, dict):
         return {
-            key: _words(each) if key in ("pattern", "description") else _for_everybody(each)
+            key: _words(each)
+            if key in ("pattern", "description")
+            and isinstance(each, str)  # or a field of that name
+            else _for_everybody(each)
             for key, each in value.items()
         }
     return [_for_everybody(each) for each in value] if isinstance(value, list) else value

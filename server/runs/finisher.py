@@ -268,7 +268,7 @@ class Finisher:
             status=STATUS_TO_MESSAGE_STATUS[end.status],
             usage=run.message_usage(),
             timings=run.timeline.wire(len(run.token_ids)),
-            status_details={"reason": end.reason},
+            status_details=end.details(),
             settings=run.message_settings(),
             restarts=run.num_restarts or None,
         )

@@ -36,6 +36,7 @@ from server.generation.queue_estimate import QueueEstimate
 from server.generation.sampling import sampling_params
 from server.live.hub import Hub
 from server.protocol.errors import ApiError
+from server.protocol.objects import Engine
 from server.protocol.server_frames import (
     InProgressEntry,
     QueueReason,
@@ -59,6 +60,7 @@ logger = structlog.get_logger("server")
 FLUSH_SECONDS = 0.025  # between two text events of one answer; the first goes at once
 QUEUE_FRAME_SECONDS = 0.5  # `response.queued` is sent at most twice a second
 PROGRESS_SECONDS = 1.0  # between two `response.progress`
+FORM_PROBLEMS = ("grammar_refused", "unsupported_parameter", "invalid_request")  # of the engine
 ENGINE_WAIT_SECONDS = 60.0  # of an answer whose turn comes while there is no engine core
 
 
@@ -195,7 +197,8 @@ class Producer:
         token_ids = run.prompt.token_ids
         room = self._engine.model_config.max_model_len - len(token_ids)
         max_tokens = run.within_budget(min(settings["max_output_tokens"], room))
-        params = sampling_params(settings, max_tokens, self._engine.get_tokenizer().chat_stop)
+        chat_stop = self._engine.get_tokenizer().chat_stop
+        params = sampling_params(settings, max_tokens, chat_stop, begun=run.base)
         return await self.generate(token_ids, params)
 
     async def _read_prompt(self) -> None:
@@ -230,6 +233,7 @@ class Producer:
         if run.token_ids and not self._take_up(token_ids, params):
             return End("incomplete", "owner_lost", "released")
         finish_reason, stop_reason, confirmed = "error", None, True
+        problem = ""  # with the form that was asked for
         try:
             outputs = self._engine.generate(
                 {"prompt_token_ids": token_ids, "cache_salt": self._cache_salt},
@@ -252,6 +256,8 @@ class Producer:
                     confirmed = output.metrics is None or output.metrics.core_confirmed
                     if output.error is not None:
                         logger.warning("engine error", code=output.error.code, **run.ids)
+                        if output.error.code in FORM_PROBLEMS and params.structured_outputs:
+                            problem = output.error.message
         except (EngineError, ValidationError) as error:
             # Not in a core, or in one that is dead and holds no blocks: released in any case.
             logger.warning(
@@ -264,7 +270,10 @@ class Producer:
             self._flush()  # the last text does not wait for the window's end
         if run.stopping is not None and confirmed:
             run.timeline.note("aborted_at")
-        return run.end(finish_reason, stop_reason, "released" if confirmed else "unknown")
+        engine: Engine = "released" if confirmed else "unknown"
+        if problem and run.stopping is None:
+            return End("failed", "output_format_refused", engine, message=problem)
+        return run.end(finish_reason, stop_reason, engine)
 
     def _take_up(self, token_ids: list[int], params: SamplingParams) -> bool:
         """Show what another worker's tokens say beyond its text; False if they say another text."""
@@ -321,6 +330,7 @@ class Producer:
     def _take(self, output: RequestOutput) -> None:
         """What an engine yields: its last output, or all of them."""
         self._note_cached(output.num_cached_tokens)
+        self._run.warnings = output.warnings or self._run.warnings
         if output.metrics is not None:
             self._run.num_resubmits = output.metrics.num_resubmits
             self._run.timeline.first_decoded = output.metrics.first_token_ts or None

@@ -111,6 +111,7 @@ class Run:
         self.num_discarded = 0  # tokens decoded after the gate had closed
         self.num_prompt_tokens = 0
         self.num_cached_tokens = 0
+        self.warnings: list[str] = []  # what its `output` says and nothing holds it to
         self.num_resubmits = 0  # how often the engine was replaced under it, while it was here
         self.prompt: Prompt | None = None
         self.prompt_from: str | None = None
@@ -380,7 +381,8 @@ class Run:
         response = replace(
             of_stored(ResponseObject, self.response),
             status=end.status,
-            status_details=StatusDetails(reason=end.reason, by=by),
+            status_details=StatusDetails(reason=end.reason, by=by, message=end.message or UNSET),
+            warnings=self.warnings or UNSET,
             usage=Usage(**self.usage()),
             timings=Timings(**self.timeline.wire(len(self.token_ids))),
             restarts=self.num_restarts or UNSET,

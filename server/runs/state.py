@@ -84,6 +84,11 @@ class End:
     reason: Reason
     engine: Engine
     by: By | None = None
+    message: str = ""  # to a person: what is wrong with the form that was asked for
+
+    def details(self) -> dict[str, str]:
+        """As a message keeps it."""
+        return {"reason": self.reason, **({"message": self.message} if self.message else {})}
 
 
 def pauses_queue(end: End) -> bool:

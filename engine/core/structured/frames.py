@@ -62,6 +62,7 @@ class Try(Frame, frozen=True):
 
     key: str
     source: Source
+    begun: str  # that the prompt has of the answer
     token_ids: list[int]
 
 
@@ -72,6 +73,7 @@ class Row(Frame, frozen=True):
     key: str  # of its grammar where the masker does not know it yet, else ""
     token_ids: list[int]  # that it has got since
     without_eos: bool
+    begun: str = ""  # where there is a key
 
 
 class Step(Frame, frozen=True):

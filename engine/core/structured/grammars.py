@@ -38,10 +38,14 @@ MAX_LOSSES = 3  # maskers that may die under a sequence, without one that dies u
 class Matcher:
     """Where a sequence is in its grammar."""
 
-    __slots__ = ("__weakref__", "key", "link", "num_consumed", "num_losses", "number", "source")
+    __slots__ = (
+        *("__weakref__", "begun", "key", "link", "num_consumed", "num_losses", "number"),
+        "source",
+    )
 
-    def __init__(self, number: int, source: Source) -> None:
+    def __init__(self, number: int, source: Source, begun: str) -> None:
         self.number = number
+        self.begun = begun  # that the prompt has of the answer
         self.source = source
         self.key = hashlib.sha256(f"{source.kind}\0{source.text}".encode()).hexdigest()
         self.link: Link | None = None  # whose masker knows it
@@ -71,6 +75,7 @@ class Grammars:
         self._masks_fd = -1
         self._processes: Processes | None = None  # the thread's
         self._link: Link | None = None
+        self._ended: deque[Link] = deque()  # whose sockets for masks are not closed yet
         self._numbers = itertools.count(1)
         self._verdicts: OrderedDict[str, Verdict] = OrderedDict()
         self._problem: str | None = None  # why no grammar can be had of this model
@@ -91,7 +96,9 @@ class Grammars:
             self._problem = self._find_problem()
         if self._problem is not None:
             return (UNUSABLE, f"structured_outputs cannot be had of this model: {self._problem}")
-        sequence.matcher = matcher = Matcher(next(self._numbers), Source(*asked.source()))
+        sequence.matcher = matcher = Matcher(
+            next(self._numbers), Source(*asked.source()), asked.begun
+        )
         weakref.finalize(matcher, self.forgotten.append, matcher.number)
         self.wait_for(sequence)
         return None
@@ -133,6 +140,15 @@ class Grammars:
             self._changed.notify()
         if self._thread is not None:
             self._thread.join()
+        self.close_ended()
+        if self._masks_fd >= 0:
+            os.close(self._masks_fd)
+            self._masks_fd = -1
+
+    def close_ended(self) -> None:
+        """Close what only the step loop reads, of maskers that are gone."""
+        while self._ended:
+            self._ended.popleft().steps.close()
 
     def _find_problem(self) -> str | None:
         try:
@@ -196,7 +212,7 @@ class Grammars:
             return (REFUSED, f"{MAX_LOSSES} processes have ended over its masks"), []
         for _ in range(2):  # the first may have died of what another sequence did
             try:
-                tried = self._linked().try_out(Try(matcher.key, matcher.source, so_far))
+                tried = self._linked().try_out(_try(matcher, so_far))
             except (OSError, EOFError, Unusable) as error:
                 logger.error("%r: a masker has ended over it: %r", sequence, error)
                 self._end_link()
@@ -223,12 +239,16 @@ class Grammars:
         return link
 
     def _end_link(self) -> None:
-        """The step loop closes its own end, when it finds the link lost."""
         if self._link is not None:
             self._link.end()
+            self._ended.append(self._link)
             self._link = None
 
     def _processes_failed(self) -> None:
         self._end_link()
         assert self._processes is not None
         self._processes.close()
+
+
+def _try(matcher: Matcher, so_far: list[int]) -> Try:
+    return Try(matcher.key, matcher.source, matcher.begun, so_far)

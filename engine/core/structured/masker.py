@@ -98,15 +98,22 @@ class Masker:
                 self._grammars[request.key] = compile_source(request.source, self._tokenizer)
         except ValueError as error:
             return Verdict(str(error))
-        matcher = self._grammars[request.key].deep_copy()
+        matcher = self._begin(self._grammars[request.key], request.begun)
         self._grammars.move_to_end(request.key)
         while len(self._grammars) > MAX_GRAMMARS:
             self._grammars.popitem(last=False)
-        if request.token_ids and not matcher.consume_tokens(request.token_ids):
+        if request.token_ids:
+            matcher.consume_tokens(request.token_ids)
+        if matcher.is_error():
             return Verdict(f"the answer so far does not follow it: {describe(matcher.get_error())}")
-        if not matcher.is_stopped():
-            matcher.compute_bitmask()
+        matcher.compute_bitmask()
         return Verdict(describe(matcher.get_error()) if matcher.is_error() else "")
+
+    def _begin(self, grammar: LLMatcher, begun: str) -> LLMatcher:
+        matcher = grammar.deep_copy()
+        if begun:
+            matcher.consume_tokens(self._tokenizer.tokenize_str(begun))
+        return matcher
 
     def _serve_loads(self) -> None:
         try:
@@ -123,11 +130,11 @@ class Masker:
             grammar = self._grammars.get(row.key)
             if grammar is None:
                 return RowState(MISSING)
-            matcher = self._matchers[row.matcher] = grammar.deep_copy()
+            matcher = self._matchers[row.matcher] = self._begin(grammar, row.begun)
         if matcher is None:
             return RowState(MISSING)
-        if row.token_ids and not matcher.consume_tokens(row.token_ids):
-            return RowState(FAILED, describe(matcher.get_error()))
+        if row.token_ids:
+            matcher.consume_tokens(row.token_ids)
         if matcher.is_error():
             return RowState(FAILED, describe(matcher.get_error()))
         return RowState(ENDED if matcher.is_stopped() else MASKED)

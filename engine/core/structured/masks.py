@@ -120,7 +120,6 @@ class Masks:
     def __init__(self, grammars: Grammars) -> None:
         self.grammars = grammars
         self.pending: StepMasks | None = None
-        self._link: Link | None = None  # the last one
         self._memory: Tensor | None = None  # [max_rows, num_words] int32, shared with the masker
 
     def begin(self, sequences: Collection[Sequence]) -> StepMasks | None:
@@ -131,9 +130,7 @@ class Masks:
         if not rows:
             return None
         of, link = [sequences[row] for row in rows], self.grammars.link
-        if self._link is not None and self._link is not link:
-            self._link.steps.close()
-        self._link = link
+        self.grammars.close_ended()
         if link is not None:
             forgotten = self.grammars.forgotten
             step = Step(
@@ -178,5 +175,7 @@ def _row(sequence: Sequence, link: Link) -> Row:
     is_new = matcher.link is not link
     start = sequence.num_prompt_tokens + (0 if is_new else matcher.num_consumed)
     tokens = sequence.token_ids[start:]
-    key = matcher.key if is_new else ""
-    return Row(matcher.number, key, tokens, sequence.params.ignore_eos)
+    ignores_eos = sequence.params.ignore_eos
+    if not is_new:
+        return Row(matcher.number, "", tokens, ignores_eos)
+    return Row(matcher.number, matcher.key, tokens, ignores_eos, matcher.begun)

@@ -84,6 +84,7 @@ class SteppedEngine:
         self.prompt_id_logprobs: dict[str, bytes] = {}
         self.logits: dict[str, list[torch.Tensor]] = {}
         self.ends: dict[str, SequenceOutput] = {}
+        self.warnings: list[str] = []  # of grammars
         if keeps_logits:
             self._keep_logits()
 
@@ -129,6 +130,7 @@ class SteppedEngine:
             self.prompt_id_logprobs[output.request_id] = of_ids + (
                 output.prompt_token_id_logprobs or b""
             )
+            self.warnings += output.warnings
             if output.finish_reason is not None:
                 self.ends[output.request_id] = output
 
@@ -138,6 +140,7 @@ class SteppedEngine:
             self.step()
             if all(it.waits_for_grammar for it in self.scheduler.sequences.values()):
                 self.wait_for_grammars()
+        self.take_outputs()
         self.scheduler.check_integrity()
         assert self.scheduler.blocks.num_free == self.scheduler.blocks.num_blocks
 

@@ -1,10 +1,16 @@
 """Settings in force: defaults, the checkpoint's, the session's, the response's."""
 
+from typing import Any
+
 import pytest
 
-from engine import RequestOutputKind
-from server.engines.client import ServedModel
-from server.generation.sampling import effective_settings, sampling_params
+from engine import RequestOutputKind, StructuredOutputsParams
+from server.engines.client import ServedModel, ValidationError
+from server.generation.sampling import (
+    effective_settings,
+    sampling_params,
+    structured_outputs,
+)
 
 MODEL = ServedModel("m", "")
 
@@ -55,3 +61,32 @@ def test_the_engine_gets_what_is_in_force() -> None:
     assert (params.max_tokens, params.seed, params.top_k) == (17, 3, 5)
     assert params.stop == ["END", "\nUser:"]
     assert params.output_kind == RequestOutputKind.DELTA
+
+
+@pytest.mark.parametrize(
+    ("output", "form"),
+    [
+        ({"type": "json"}, {"json_object": True}),
+        ({"type": "json_schema", "schema": {"type": "null"}}, {"json": {"type": "null"}}),
+        ({"type": "regex", "pattern": "a+"}, {"regex": "a+"}),
+        ({"type": "choice", "choices": ["a", "b"]}, {"choice": ["a", "b"]}),
+        ({"type": "grammar", "grammar": "start: /a/"}, {"grammar": "start: /a/"}),
+    ],
+)
+def test_an_output_is_the_form_that_the_engine_is_asked_for(
+    output: dict[str, Any], form: dict[str, Any]
+) -> None:
+    settings = effective_settings(MODEL, 512, {"output": {"type": "json"}}, {"output": output})
+    params = sampling_params(settings, 5, begun="so")
+    assert params.structured_outputs == StructuredOutputsParams(**form, begun="so")
+
+
+def test_a_response_may_take_back_what_the_session_asks_for() -> None:
+    layers = ({"output": {"type": "json"}}, {"output": {"type": "text"}})
+    settings = effective_settings(MODEL, 512, *layers)
+    assert sampling_params(settings, 5).structured_outputs is None
+
+
+def test_an_output_that_a_newer_version_has_stored_is_not_ignored() -> None:
+    with pytest.raises(ValidationError):
+        structured_outputs({"type": "yaml"})

@@ -10,8 +10,10 @@ from hypothesis import strategies as st
 from msgspec import UNSET
 
 from server.protocol.client_frames import (
+    MAX_CHOICES,
     MAX_DEPTH,
     MAX_INTEGER,
+    MAX_OUTPUT_BYTES,
     TYPES,
     CancelResponse,
     CreateResponse,
@@ -262,3 +264,40 @@ def test_the_longest_message_takes_no_time(parts: list[str], last: str) -> None:
     before = time.process_time()
     parses_or_refuses(text[:MAX_MESSAGE_CHARACTERS])
     assert time.process_time() - before < 1.0  # 0.05 s when it is linear, hours when it is not
+
+
+@pytest.mark.parametrize(
+    "output",
+    [
+        {"type": "text"},
+        {"type": "json"},
+        {"type": "json_schema", "schema": {"type": "object", "x": [1, 2.5, None]}},
+        {"type": "regex", "pattern": "[a-z]+"},
+        {"type": "choice", "choices": ["a", "b"]},
+        {"type": "grammar", "grammar": 'start: "a"'},
+    ],
+)
+def test_an_output_is_stored_as_it_was_given(output: dict[str, Any]) -> None:
+    frame = parse_fields(**CREATE, settings={"output": output})
+    assert frame.settings.given() == {"output": output}
+
+
+@pytest.mark.parametrize(
+    ("output", "param"),
+    [
+        ({"type": "yaml"}, "settings.output"),
+        ({}, "settings.output"),
+        ("json", "settings.output"),
+        ({"type": "json", "schema": {}}, "settings.output"),
+        ({"type": "json_schema", "schema": []}, "settings.output.schema"),
+        ({"type": "json_schema"}, "settings.output"),
+        ({"type": "regex", "pattern": ""}, "settings.output.pattern"),
+        ({"type": "choice", "choices": []}, "settings.output.choices"),
+        ({"type": "choice", "choices": ["a"] * (MAX_CHOICES + 1)}, "settings.output.choices"),
+        ({"type": "json_schema", "schema": {"x": "y" * MAX_OUTPUT_BYTES}}, "settings.output"),
+    ],
+)
+def test_a_wrong_output_is_refused_with_its_place(output: Any, param: str) -> None:
+    error = refusal(json.dumps({**CREATE, "settings": {"output": output}}))
+    assert error.code == "invalid_field"
+    assert error.param is not None and error.param.startswith(param)
