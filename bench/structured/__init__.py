@@ -1,0 +1,1 @@
+"""What answers that keep to a grammar cost."""
