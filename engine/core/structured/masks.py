@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -38,12 +39,11 @@ class Fences:
         """Leave only what is allowed. logits: [num_rows, vocab] float32"""
         if not self.masked:
             return
-        vocab = logits.shape[1]
         if logits.device.type == "cpu":
-            banned = banned_on_host(self.masks, vocab)
-        else:
-            (masks,) = send([self.masks])
-            banned = banned_on_device(masks, vocab)
+            lay_over(logits.numpy(), self.masked, self.masks.numpy())
+            return
+        (masks,) = send([self.masks])
+        banned = banned_by(masks, logits.shape[1])
         if len(self.masked) == len(logits):
             logits.masked_fill_(banned, -torch.inf)
             return
@@ -51,15 +51,32 @@ class Fences:
             logits[row].masked_fill_(banned[place], -torch.inf)
 
 
-def banned_on_host(masks: Tensor, vocab: int) -> Tensor:
-    """[n, num_words] int32 → [n, vocab] bool, True where the bit is 0."""
-    packed = np.invert(masks.numpy()).view(np.uint8)
-    bits = np.unpackbits(packed, axis=1, count=vocab, bitorder="little")
-    return torch.from_numpy(bits).view(torch.bool)
+def _terms() -> npt.NDArray[np.float32]:
+    """What each byte of a mask adds to its eight logits: 0 where the bit is set, else -inf."""
+    bits = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
+    return np.where(bits == 1, 0, -np.inf).astype(np.float32)
 
 
-def banned_on_device(masks: Tensor, vocab: int) -> Tensor:
-    """The same, of torch's own operations."""
+_TERMS = _terms()  # [256, 8]
+
+
+def lay_over(
+    logits: npt.NDArray[np.float32], rows: Collection[int], masks: npt.NDArray[np.int32]
+) -> None:
+    """Add what the masks say to these rows, of the host.
+
+    Looked up by the byte: torch takes seven times as long to fill by a mask of booleans.
+    """
+    vocab = logits.shape[1]
+    terms = np.empty((masks.shape[1] * 4, 8), np.float32)
+    with np.errstate(invalid="ignore"):  # what is infinite is no choice, whatever it becomes
+        for row, mask in zip(rows, masks.view(np.uint8), strict=True):
+            _TERMS.take(mask, axis=0, out=terms, mode="clip")  # all are in range
+            logits[row] += terms.reshape(-1)[:vocab]
+
+
+def banned_by(masks: Tensor, vocab: int) -> Tensor:
+    """On the device: [n, num_words] int32 → [n, vocab] bool, True where the bit is 0."""
     places = torch.arange(32, dtype=torch.int32, device=masks.device)
     bits = (masks[:, :, None] >> places) & 1
     return bits.view(len(masks), -1)[:, :vocab] == 0
