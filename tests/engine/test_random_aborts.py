@@ -27,8 +27,10 @@ from engine import (
     RequestOutput,
     RequestOutputKind,
     SamplingParams,
+    StructuredOutputsParams,
 )
 from engine.config import EngineConfig
+from engine.core.io_thread import GrammarsReady
 from engine.core.metrics import CoreMetrics
 from engine.core.models.checkpoint import check_folder, file_stamps
 from engine.core.models.loader import load_model
@@ -41,6 +43,8 @@ from engine.core.scheduling.block_manager import BlockManager
 from engine.core.scheduling.scheduler import Scheduler
 from engine.core.scheduling.sequence import ScheduledSequence, Tokens
 from engine.core.step_loop import EngineCore
+from engine.core.structured.grammars import Grammars
+from engine.core.structured.masks import Masks
 from engine.ipc import (
     Abort,
     AddRequest,
@@ -77,6 +81,7 @@ ANSWERS: list[dict[str, Any]] = [
         "allowed_token_ids": [7, 8, 9],
         "repetition_detection": RepetitionDetectionParams(3, 1, 4),
     },
+    {"structured_outputs": StructuredOutputsParams(regex="[a-z ]{3,40}z")},
 ]
 
 
@@ -113,9 +118,13 @@ def memory(folder: Path) -> Iterator[RunnerMemory]:
     torch.set_num_threads(1)  # as the core does for a model as small as this
     load = partial(load_model, config, ops.choose("auto"))
     checkpoint = check_folder(folder)
-    memory = RunnerMemory(ModelRunner(load(), config), load, checkpoint, file_stamps(checkpoint))
+    loaded = load()
+    grammars = Grammars(folder, loaded.vocab_size, loaded.eos_token_ids, config.max_num_seqs)
+    runner = ModelRunner(loaded, config, Masks(grammars))
+    memory = RunnerMemory(runner, load, checkpoint, file_stamps(checkpoint))
     yield memory
     memory.give_back(2)
+    grammars.close()
     torch.set_num_threads(num_threads)
 
 
@@ -129,14 +138,19 @@ class Core:
         assert runner.loaded.adapters is not None
         shelf = AdapterShelf(runner.loaded.adapters, max_rank=16, max_adapters=2)
         self.scheduler = Scheduler(runner.config, blocks, runner.loaded.vocab_size, adapters=shelf)
+        processors = LogitsProcessors.load(runner.config, runner.loaded.device)
+        assert runner.masks is not None
+        grammars = runner.masks.grammars
         self.loop = EngineCore(
             self.scheduler,
             self._launch,
             CoreMetrics("tiny", "none"),
             runs_ahead=runs_ahead,
             memory=memory,
-            prepare=LogitsProcessors.load(runner.config, runner.loaded.device).prepare,
+            prepare=lambda it: processors.prepare(it) or grammars.prepare(it),
+            ready_grammars=grammars.take_ready,
         )
+        grammars.on_ready = lambda: self.loop.inbox.put(GrammarsReady())
         self.loop.send = self._receive
         self.runner = runner
         self.num_steps = 0
@@ -170,6 +184,16 @@ class Core:
             outputs[-1].embedding,
             (outputs[-1].finish_reason, outputs[-1].stop_reason, outputs[-1].error),
         ]
+
+    def run_out(self) -> None:
+        """Step until nothing is left to do."""
+        while self.loop.step() or self.waits_for_grammars:
+            if self.waits_for_grammars and not self.scheduler.running:
+                self.loop.wait()
+
+    @property
+    def waits_for_grammars(self) -> bool:
+        return any(it.waits_for_grammar for it in self.scheduler.sequences.values())
 
     def _launch(self, scheduled: list[ScheduledSequence]) -> Callable[[], Tokens]:
         self.num_steps += 1
@@ -319,8 +343,7 @@ def test_a_thousand_aborts_free_their_blocks_and_change_no_token_of_others(
     alone = Core(memory)
     for request in bystanders:
         alone.add(request)
-        while alone.loop.step():
-            pass
+        alone.run_out()
 
     core = Aborts(memory, adapters, rng, runs_ahead)
     pending = bystanders.copy()
@@ -332,8 +355,7 @@ def test_a_thousand_aborts_free_their_blocks_and_change_no_token_of_others(
         if core.num_steps >= STEPS_BETWEEN_NAPS * (core.num_naps + 1):
             core.nap()
     core.strike(*list(core.phase_of))
-    while core.loop.step():
-        pass
+    core.run_out()
 
     core.scheduler.check_idle()
     assert core.phases.keys() == {*PHASES, "asleep"}, core.phases

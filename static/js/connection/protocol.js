@@ -20,6 +20,7 @@ const REASON_TEXTS = {
   owner_lost: "the server process was lost, ask again",
   content_filter: "withheld by a filter",
   engine_error: "the model failed, ask again",
+  output_format_refused: "the form that was asked for cannot be had",
   model_unavailable: "the model could not be loaded, ask again",
   store_lost: "the storage failed, ask again",
 };
@@ -34,6 +35,7 @@ const ERROR_TEXTS = {
   invalid_json: "The server could not read that. Reload the page and try again.",
   unknown_type: "This page and the server speak different versions. Reload the page.",
   invalid_field: "The server refused that message. Change it and send it again.",
+  output_format_refused: "The form that was asked for cannot be had: {message}.",
   message_too_large: "That message is too long. Shorten it and send it again.",
   context_length_exceeded: "That message does not fit the model's memory. Shorten it and send it again.",
   too_many_subscriptions: "Too many chats are open here. Reload the page.",

@@ -55,6 +55,12 @@ test("a model that cannot be loaded says why, and what to do", () => {
   assert.match(reasonText("model_unavailable"), /could not be loaded/);
 });
 
+test("a form that cannot be had says why", () => {
+  const error = { code: "output_format_refused", message: "a schema must be an object" };
+  assert.match(errorText(error), /cannot be had: a schema must be an object/);
+  assert.match(reasonText("output_format_refused"), /cannot be had/);
+});
+
 test("a menu says what a model is doing, and nothing of one that is there", () => {
   assert.equal(modelState({ state: "loaded" }), "");
   assert.equal(modelState({}), "");

@@ -21,7 +21,7 @@ from tests.engine.core.structured.test_deaths import masker_of
 
 BATCH = 25
 SHARE = 0.9  # of the answers that must come to an end within their tokens
-MAX_TOKENS = 300
+MAX_TOKENS = 440
 
 
 def ask(walker: Walker, schemas: list[dict[str, Any]], first: int, **params: Any) -> list[str]:
