@@ -16,8 +16,8 @@ import pytest
 
 from engine.core.structured.grammars import MAX_LOSSES
 from tests.engine.core.structured.conftest import Walker
-from tests.engine.core.structured.schemas import draw_whole, fits
 from tests.engine.core.structured.test_deaths import masker_of
+from tests.engine.helpers.forms.schemas import draw_whole, fits
 
 BATCH = 25
 SHARE = 0.9  # of the answers that must come to an end within their tokens
