@@ -111,7 +111,7 @@ class Processes:
         ours, theirs = socket.socketpair()
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", MODULE, str(theirs.fileno()), str(self._masks_fd)],
+                [sys.executable, "-P", "-m", MODULE, str(theirs.fileno()), str(self._masks_fd)],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,  # what a library prints there may quote a user
@@ -132,7 +132,11 @@ class Processes:
 
 
 def _environment() -> dict[str, str]:
-    """Ours, and where our packages lie."""
+    """What Python needs of ours, and where our packages lie; no setting and no secret."""
+    kept = {name: value for name in _KEPT if (value := os.environ.get(name)) is not None}
     root = str(Path(__file__).resolve().parents[3])
-    path = os.environ.get("PYTHONPATH")
-    return {**os.environ, "PYTHONPATH": f"{root}{os.pathsep}{path}" if path else root}
+    path = kept.get("PYTHONPATH")
+    return {**kept, "PYTHONPATH": f"{root}{os.pathsep}{path}" if path else root}
+
+
+_KEPT = ("HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "PATH", "PYTHONHOME", "PYTHONPATH", "TZ")

@@ -6,11 +6,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from engine import LLM, RequestOutput, SamplingParams, StructuredOutputsParams
 from engine.lora import LoRARequest
 from tests.engine.helpers.lora.adapters import build_adapter
+from tests.helpers.patience import PATIENCE
 from tests.helpers.tiny_model import build_tiny_model
 
 LETTERS = StructuredOutputsParams(regex="[a-d]{12}")
@@ -83,3 +85,18 @@ def test_a_form_that_cannot_be_had_ends_with_an_error_and_a_lenient_one_with_war
     output = ask(llm, StructuredOutputsParams(json=lenient))
     assert output.outputs[0].text in ("true", "false")
     assert len(output.warnings) == 1 and "uniqueItems" in output.warnings[0]
+
+
+def test_no_process_is_left_when_the_core_is_killed(folder: Path) -> None:
+    before = psutil.Process().children()
+    llm = LLM(str(folder), num_gpu_blocks_override=64)
+    try:
+        ask(llm, LETTERS)
+        started = [it for it in psutil.Process().children() if it not in before]
+        (core,) = [it for it in started if it.cmdline()[-1] == "engine.core"]
+        of_core = core.children(recursive=True)
+        assert len(of_core) == 2
+        core.kill()
+        assert psutil.wait_procs(of_core, PATIENCE)[1] == []
+    finally:
+        llm.shutdown()
