@@ -1,0 +1,33 @@
+"""Marked text: a token is a character, and what spells it is not."""
+
+from engine.client.parsing.marks import AddedToken, Marks, is_mark
+
+TOKENS = [
+    AddedToken(7, "<think>", True),
+    AddedToken(8, "<|end|>", False),
+    AddedToken(9, "<|unused|>", False),
+]
+
+
+def test_tokens_that_the_format_knows_have_characters() -> None:
+    marks = Marks(TOKENS, ["<think>", r"\s*<\|end\|>"])
+    assert set(marks.characters) == {7, 8}
+    assert all(map(is_mark, marks.characters.values()))
+
+
+def test_markers_and_patterns_are_marked_alike() -> None:
+    marks = Marks(TOKENS, ["<think>", r"\s*<\|end\|>"])
+    end = marks.characters[8]
+    assert marks.mark("<|end|>") == end
+    assert marks.mark(r"\s*<\|end\|>") == rf"\s*{end}"
+    assert marks.mark("<|unused|>") == "<|unused|>"
+
+
+def test_plain_text_has_what_decoding_shows() -> None:
+    marks = Marks(TOKENS, ["<think>", "<|end|>"])
+    assert marks.plain("é" + marks.characters[7] + "a" + marks.characters[8]) == "é<think>a"
+
+
+def test_a_longer_token_is_not_taken_for_a_shorter_one() -> None:
+    marks = Marks([AddedToken(1, "<a>", True), AddedToken(2, "<a><b>", True)], ["<a><b>", "<a>"])
+    assert marks.mark("<a><b><a>") == marks.characters[2] + marks.characters[1]
