@@ -24,6 +24,7 @@ from engine.beam_search import BeamSearchParams
 from engine.client.args import EngineArgs
 from engine.client.control import EngineControl
 from engine.client.lora.adapters import check_lora
+from engine.client.parsing.marks import Marks
 from engine.client.parts import EngineParts, constructor_args, release, start_parts
 from engine.client.requests.collector import RequestOutputCollector
 from engine.client.requests.core_client import CoreClient, StateCallback
@@ -32,6 +33,7 @@ from engine.client.requests.inputs import (
     Prompt,
     bad_word_ids,
     check_callbacks,
+    check_marks,
     check_order,
     check_params,
     check_pooling,
@@ -350,6 +352,7 @@ class AsyncLLM(EngineControl):
         is_admitted: bool = False,
         on_progress: ProgressCallback | None = None,
         on_delta: DeltaCallback | None = None,
+        marks: Marks | None = None,
         tokenization_kwargs: dict[str, Any] | None = None,
         session_id: str | None = None,
         kv_hints: Any = None,
@@ -366,7 +369,8 @@ class AsyncLLM(EngineControl):
         however many wait: `check_admission` was asked before. By position the arguments have the
         order of vLLM's earlier engine. `on_delta(text, token_ids, logprobs)` is called on the event
         loop with what is new of a single answer in deltas, in the turn in which the core's message
-        came: then the reader gets the last output alone. `trace_headers` name the caller's span by
+        came: then the reader gets the last output alone. With `marks` the text of such an answer is
+        marked text, which `AnswerParser` reads. `trace_headers` name the caller's span by
         the W3C's `traceparent` and `tracestate`; malformed ones are ignored, and so are all while
         tracing is off. The arguments from `session_id` on are vLLM's, and without effect. Raises
         `ValidationError` for wrong arguments, `RetryableRequestError` while there is no core,
@@ -380,6 +384,7 @@ class AsyncLLM(EngineControl):
         check_rank(data_parallel_rank)
         resume_token_ids = checked_ids("resume_token_ids", resume_token_ids) or []
         check_callbacks(on_progress, on_delta, params)
+        check_marks(marks, params)
         if isinstance(params, SamplingParams | PoolingParams):
             params = params.clone()  # which checks again what may have been set since
         if prompt_adapter_request is not None:
@@ -408,6 +413,7 @@ class AsyncLLM(EngineControl):
             arrival_time=arrival_time,
             on_progress=on_progress,
             on_delta=on_delta,
+            marks=marks,
         )
         self._parts.trace(states, trace_headers, arrival_time)
         self.output_processor.add(*states)
@@ -478,6 +484,7 @@ class AsyncLLM(EngineControl):
         prompt_token_ids: Sequence[int],
         params: SamplingParams,
         resume_token_ids: Sequence[int],
+        marks: Marks | None = None,
     ) -> str:
         """The text that a request with these `resume_token_ids` counts as shown.
 
@@ -485,8 +492,9 @@ class AsyncLLM(EngineControl):
         """
         ids, ready = list(resume_token_ids), self._client.ready
         if ids and ready is not None and not params.ignore_eos and ids[-1] in ready.eos_token_ids:
-            ids.pop()  # the token that ended the answer has no text
-        return new_detokenizer(self.tokenizer, prompt_token_ids, params).resume(ids)
+            if marks is None or ids[-1] not in marks.characters:
+                ids.pop()  # the token that ended the answer has no text
+        return new_detokenizer(self.tokenizer, prompt_token_ids, params, marks).resume(ids)
 
     async def abort(self, request_id: Any, internal: bool = False) -> None:
         """End a request, or each of several; unknown and ended ids are ignored.

@@ -48,6 +48,11 @@ class Marks:
             marker = spelled.sub(character, marker)
         return marker
 
+    def mark_shown(self, text: str) -> str:
+        """A text that an answer may show, as a stop string, as it is in marked text."""
+        marked = self.mark(text)
+        return text if any(self._shown.get(each) == "" for each in marked) else marked
+
     def plain(self, text: str) -> str:
         """Marked text as an answer shows it."""
         if text.isascii() or MARK.search(text) is None:

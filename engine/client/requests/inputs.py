@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NotRequired, TypedDict
 
+from engine.client.parsing.marks import Marks
 from engine.client.text.tokenizer import Tokenizer
 from engine.errors import ValidationError, check_text, refuse
 from engine.ipc import Ready
@@ -291,6 +292,16 @@ def tokens_prompt(parsed: ParsedPrompt, token_ids: list[int]) -> TokensPrompt:
     if parsed.cache_salt:
         prompt["cache_salt"] = parsed.cache_salt
     return prompt
+
+
+def check_marks(marks: Any, params: SamplingParams | PoolingParams) -> None:
+    """`ValidationError` for what is none, or for an answer without a text of its own."""
+    if marks is None:
+        return
+    if not isinstance(marks, Marks):
+        raise refuse("marks", marks, "must be Marks")
+    if not isinstance(params, SamplingParams) or params.n != 1 or not params.detokenize:
+        raise refuse("marks", marks, "needs n = 1 and detokenize")
 
 
 def check_callbacks(

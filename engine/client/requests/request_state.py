@@ -12,6 +12,7 @@ from typing import Any, cast, get_args
 
 import msgspec
 
+from engine.client.parsing.marks import Marks
 from engine.client.requests.collector import RequestOutputCollector
 from engine.client.requests.parallel_sampling import ParentRequest
 from engine.client.text.detokenizer import MAX_PIECES, Decoder, Detokenizer, token_text
@@ -79,6 +80,7 @@ class RequestState:
         metrics: RequestMetrics | None = None,
         parent: ParentRequest | None = None,
         index: int = 0,
+        marks: Marks | None = None,
     ) -> None:
         self.request_id = request_id  # as the caller gave it
         self.internal_id = new_internal_id(request_id) if parent is None else parent.child_id(index)
@@ -87,6 +89,7 @@ class RequestState:
         self.lora_request: LoRARequest | None = None  # with the hash of its files
         self.parent = parent
         self.index = index  # of the answer, among those of its parent
+        self._marks = marks  # that its text is to have; None: plain text
         self.prompt = prompt
         self.prompt_token_ids: list[int] = []
         self.shown_prompt_ids: list[int] | None = None  # made with the first output
@@ -132,7 +135,7 @@ class RequestState:
             num_rows = len(token_ids) - 1 - (self.params.prompt_logprob_start or 0)
             self._id_scores = PromptTokenIdScores(num_rows, len(rows[0]))
         if self.params.detokenize:
-            self._detokenizer = new_detokenizer(tokenizer, token_ids, self.params)
+            self._detokenizer = new_detokenizer(tokenizer, token_ids, self.params, self._marks)
             self._detokenizer.resume(self.resume_token_ids)
 
     def remaining_params(self) -> SamplingParams:
@@ -205,7 +208,11 @@ class RequestState:
     @property
     def stop_string(self) -> str | None:
         """The stop string that was found in the text."""
-        return self._detokenizer.stop if self._detokenizer is not None else None
+        found = None if self._detokenizer is None else self._detokenizer.stop
+        if found is None or self._marks is None:
+            return found
+        stops = self.params.stop_strings
+        return next(each for each in stops if self._marks.mark_shown(each) == found)
 
     def _detokenize(self, output: SequenceOutput) -> tuple[list[int], str | None]:
         token_ids = output.new_token_ids
@@ -213,7 +220,8 @@ class RequestState:
             return token_ids, None
         visible = token_ids
         if output.finish_reason == "stop" and not self.params.include_stop_str_in_output:
-            visible = token_ids[:-1]  # the token that stopped it has no text
+            # The token that stopped it has no text; but a parser may wait for its mark.
+            visible = token_ids if self._ends_in_mark(token_ids) else token_ids[:-1]
         started = 0.0 if self.trace is None else time.monotonic()
         text, num_taken = self._detokenizer.feed(visible)
         if self.trace is not None:
@@ -222,6 +230,10 @@ class RequestState:
         if self._detokenizer.stop is not None:
             return token_ids[:num_taken], self._detokenizer.stop
         return token_ids, None
+
+    def _ends_in_mark(self, token_ids: Sequence[int]) -> bool:
+        marks = self._marks
+        return marks is not None and bool(token_ids) and token_ids[-1] in marks.characters
 
     def _take_tokens(self, token_ids: list[int], logprobs: list[Any] | None) -> None:
         if not token_ids:
@@ -420,10 +432,11 @@ def create_states(
     arrival_time: float | None = None,
     on_progress: ProgressCallback | None = None,
     on_delta: DeltaCallback | None = None,
+    marks: Marks | None = None,
 ) -> list[RequestState]:
     """The open answers to one request: `params.n` of them; one reports the prompt's progress.
 
-    `on_delta` is for a single answer in deltas.
+    `on_delta` is for a single answer in deltas, and so are `marks`, which its text then has.
 
     A prompt that is pooled has one state, too.
     """
@@ -446,6 +459,7 @@ def create_states(
             arrival_time=arrival_time,
             on_progress=on_progress,
             on_delta=on_delta,
+            marks=marks,
         )
         return [single]
     parent = ParentRequest(new_internal_id(request_id), params)
@@ -466,17 +480,22 @@ def create_states(
 
 
 def new_detokenizer(
-    tokenizer: Decoder, prompt_token_ids: Sequence[int], params: SamplingParams
+    tokenizer: Decoder,
+    prompt_token_ids: Sequence[int],
+    params: SamplingParams,
+    marks: Marks | None = None,
 ) -> Detokenizer:
-    """What makes the text of a request with these parameters."""
+    """What makes the text of a request with these parameters; marked text, with `marks`."""
+    stops = params.stop_strings
     return Detokenizer(
         tokenizer,
         prompt_token_ids,
-        stops=params.stop_strings,
+        stops=stops if marks is None else [marks.mark_shown(each) for each in stops],
         include_stop=params.include_stop_str_in_output,
         min_tokens=params.min_tokens,
         skip_special_tokens=params.skip_special_tokens,
         spaces_between_special_tokens=params.spaces_between_special_tokens,
+        mark_characters=None if marks is None else marks.characters,
     )
 
 

@@ -182,6 +182,31 @@ def token_text(decoder: Decoder, token_id: int, before: Sequence[int]) -> str:
     return ""
 
 
+class MarkingDecoder:
+    """Another decoder, which never sees control tokens: in their place the text has marks."""
+
+    def __init__(
+        self, decoder: IncrementalDecoder | ByteDecoder, characters: Mapping[int, str]
+    ) -> None:
+        """`characters` are those that stand for tokens."""
+        self._decoder = decoder
+        self._characters = characters
+
+    def feed(self, token_ids: Sequence[int]) -> str:
+        if self._characters.keys().isdisjoint(token_ids):
+            return self._decoder.feed(token_ids)
+        text = ""
+        for is_marked, run in groupby(token_ids, self._characters.__contains__):
+            if is_marked:
+                text += "".join(self._characters[token_id] for token_id in run)
+            else:
+                text += self._decoder.feed(list(run))
+        return text
+
+    def finish(self) -> str:
+        return self._decoder.finish()
+
+
 class Detokenizer:
     """`IncrementalDecoder` and `StopMatcher` for one request; it takes nothing after a stop."""
 
@@ -195,9 +220,11 @@ class Detokenizer:
         min_tokens: int = 0,
         skip_special_tokens: bool = True,
         spaces_between_special_tokens: bool = True,
+        mark_characters: Mapping[int, str] | None = None,
     ) -> None:
+        """With `mark_characters` the text is marked: these stand in the place of tokens."""
         table = getattr(tokenizer, "visible_bytes" if skip_special_tokens else "token_bytes", None)
-        self._decoder: IncrementalDecoder | ByteDecoder
+        self._decoder: IncrementalDecoder | ByteDecoder | MarkingDecoder
         if table is not None and (skip_special_tokens or spaces_between_special_tokens):
             self._decoder = ByteDecoder(table, prompt_token_ids)
         else:
@@ -207,6 +234,8 @@ class Detokenizer:
                 skip_special_tokens=skip_special_tokens,
                 spaces_between_special_tokens=spaces_between_special_tokens,
             )
+        if mark_characters:
+            self._decoder = MarkingDecoder(self._decoder, mark_characters)
         self._matcher = StopMatcher(stops, include_in_output=include_stop) if stops else None
         self._min_tokens = min_tokens
         self._num_tokens = 0

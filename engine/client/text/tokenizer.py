@@ -162,6 +162,17 @@ class Tokenizer:
         """Stop strings that answers in a chat need; none unless the fallback template is used."""
         return () if self.has_chat_template else FALLBACK_STOP
 
+    @property
+    def response_template(self) -> object:
+        """What the checkpoint says of how its answers are read; None if it says nothing."""
+        return self._config.get("response_template")
+
+    @cached_property
+    def added_tokens(self) -> list[tuple[int, str, bool]]:
+        """Id and text of the tokens beside the vocabulary's own, and whether answers show it."""
+        tokens = self._backend.get_added_tokens_decoder().items()
+        return [(token_id, token.content, not token.special) for token_id, token in tokens]
+
     # ---- text ↔ ids
 
     def encode(self, text: str, add_special_tokens: bool = True, **options: Any) -> list[int]:

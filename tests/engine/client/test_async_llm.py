@@ -9,6 +9,7 @@ import pytest
 
 from engine.client import async_llm as async_llm_module
 from engine.client.async_llm import AsyncLLM
+from engine.client.parsing.marks import AddedToken, Marks
 from engine.client.requests import core_client as client_module
 from engine.errors import MaxQueuedTokensError, QueueOverflowError, ValidationError
 from engine.ipc import Abort, AddRequest, SchedulerStats, SequenceOutput, UtilityReply
@@ -87,6 +88,24 @@ async def test_resumed_tokens_and_priority_go_to_the_core(
     _stream = await engine.add_request("r", PROMPT, DELTA, resume_token_ids=[A], priority=3)
     request = await receive(core, AddRequest)
     assert (request.resume_token_ids, request.priority) == ([A], 3)
+
+
+async def test_resumed_text_has_marks_if_the_request_has(engine: AsyncLLM) -> None:
+    assert engine._client.ready is not None
+    engine._client.ready = msgspec.structs.replace(engine._client.ready, eos_token_ids=[B, C])
+    marks = Marks([AddedToken(B, "<b>", False)], ["<b>"])
+    assert engine.resumed_text(PROMPT, DELTA, [A, B, A], marks) == f"a{marks.characters[B]}a"
+    assert engine.resumed_text(PROMPT, DELTA, [A, B], marks) == f"a{marks.characters[B]}"
+    assert engine.resumed_text(PROMPT, DELTA, [A, C], marks) == "a"
+
+
+@pytest.mark.parametrize("params", [SamplingParams(n=2), SamplingParams(detokenize=False)])
+async def test_marks_need_one_answer_with_a_text(engine: AsyncLLM, params: SamplingParams) -> None:
+    with pytest.raises(ValidationError, match="needs n = 1"):
+        await engine.add_request("r", PROMPT, params, marks=Marks())
+    with pytest.raises(ValidationError, match="must be Marks"):
+        wrong: Any = "<b>"
+        await engine.add_request("r", PROMPT, DELTA, marks=wrong)
 
 
 async def test_resumed_text_is_without_what_ended_the_answer(engine: AsyncLLM) -> None:

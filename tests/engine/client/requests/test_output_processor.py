@@ -3,6 +3,7 @@ from typing import Any
 
 import pytest
 
+from engine.client.parsing.marks import AddedToken, Marks
 from engine.client.requests.collector import RequestOutputCollector
 from engine.client.requests.output_processor import OutputProcessor, merge_outputs
 from engine.client.requests.request_state import RequestState
@@ -51,11 +52,17 @@ class Request:
         progress = options.pop("on_progress", None)
         delta = options.pop("on_delta", None)
         resume = options.pop("resume", ())
+        marks = options.pop("marks", None)
         sampling = SamplingParams(**options)
         self.processor = processor
         self.collector = RequestOutputCollector(sampling.output_kind, request_id)
         self.state = RequestState(
-            request_id, sampling, self.collector, on_progress=progress, on_delta=delta
+            request_id,
+            sampling,
+            self.collector,
+            on_progress=progress,
+            on_delta=delta,
+            marks=marks,
         )
         processor.add(self.state)
         self.state.set_prompt(LetterDecoder(), [23, 24], resume)
@@ -98,6 +105,28 @@ def test_a_callback_takes_each_delta_in_its_turn_and_the_reader_the_last_output(
     request.process(3, finish="length")
     assert request.read() == ("d", [3], "length")
     assert len(taken) == 2
+
+
+def test_marked_text_has_a_character_for_a_control_token(processor: OutputProcessor) -> None:
+    marks = Marks([AddedToken(2, "<c>", True), AddedToken(3, "<d>", False)], ["<c>", "<d>"])
+    mark, hidden = marks.characters[2], marks.characters[3]
+    request = Request(processor, marks=marks)
+    request.process(0, 2, 1)
+    assert request.read() == (f"a{mark}b", [0, 2, 1], None)
+    request.process(3, finish="stop")  # a parser may wait for the token that ends the answer
+    assert request.read() == (hidden, [3], "stop")
+
+
+def test_a_stop_string_that_a_control_token_writes_is_found_in_marked_text(
+    processor: OutputProcessor,
+) -> None:
+    marks = Marks([AddedToken(2, "<c>", True)], ["<c>"])
+    request = Request(processor, marks=marks, stop=["b<c>"])
+    request.process(0, 1)
+    assert request.read() == ("a", [0, 1], None)
+    request.process(2)
+    assert request.read() == ("", [2], "stop")
+    assert request.state.stop_string == "b<c>"
 
 
 def test_a_callback_of_deltas_gets_nothing_after_an_abort_or_without_a_reader(
