@@ -14,7 +14,7 @@ from engine.client.parsing.marks import Marks
 
 MAX_HELD = 2**14  # characters of what may be a call, before it is certain that it is one
 MAX_NAME = 256  # characters, with what may stand around it
-NAME = re.compile(r"[\w.:/-]{1,128}")
+NAME = re.compile(r"[\w.:/-]{1,128}")  # of marked text: a control token is in no name
 _NAME_SO_FAR = re.compile(r"\s*[\w.:/-]*\s*")
 # What models write before the arguments: nothing, or a fence of Markdown; and beginnings of it.
 _GAP = re.compile(r"\s*(?:`{0,3}|```j|```js|```jso|```json\s*)")
@@ -210,16 +210,15 @@ class NamedBody:
     def _find(self, text: str, at: int) -> tuple[int, str]:
         before, at, found = self._until.feed(text, at)
         self._read += before
-        plain = self._writer.marks.plain(self._read)
-        self.is_failed = len(plain) > MAX_NAME or _NAME_SO_FAR.fullmatch(plain) is None
+        is_too_long = len(self._read) > MAX_NAME
+        self.is_failed = is_too_long or _NAME_SO_FAR.fullmatch(self._read) is None
         return at, "" if self.is_failed else found
 
     def _begin(self, name: str, call_id: str = "") -> None:
-        name, call_id = (self._writer.marks.plain(each).strip() for each in (name, call_id))
-        if NAME.fullmatch(name) is None:
+        if NAME.fullmatch(name.strip()) is None:
             self.is_failed = True
             return
-        self._writer.begin(name, call_id)
+        self._writer.begin(name.strip(), call_id.strip())
         self._read, self._phase, self._until = "", self._read_gap, Until(["{"])
 
     def _read_gap(self, text: str, at: int) -> int:

@@ -114,12 +114,12 @@ class PairBody:
             self._begin(self._read)
             if found == self._writer.marks.mark(self._syntax.key_begins):
                 self._wait_for_key_end()
-        elif self._read.strip() and NAME.fullmatch(self._plain(self._read).strip()) is None:
+        elif self._read.strip() and NAME.fullmatch(self._read.strip()) is None:
             self.is_failed = True
         return at
 
     def _begin(self, name: str) -> None:
-        name = self._plain(name).strip()
+        name = name.strip()
         if NAME.fullmatch(name) is None:
             self.is_failed = True
             return

@@ -186,8 +186,7 @@ class AnswerParser:
         self._num_before = self._writer.num_begun
         self._marker = self._text[found.start : found.end]
         self._body_at = found.end
-        captures = {name: self._plain(text) for name, text in found.captures.items()}
-        self._body = syntax.body(self._writer, self._tools, captures)
+        self._body = syntax.body(self._writer, self._tools, found.captures)
         if self._body.is_failed:
             self._fail()
 

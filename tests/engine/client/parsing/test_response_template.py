@@ -172,7 +172,7 @@ def test_transformers_says_the_same(name: str, num_answers: int) -> None:
         rng = random.Random(f"{name}{seed}")
         text = Writer(rng, Grammar(FORMATS[format_name]), has_tokens=False).write()
         begun = ""
-        if "<think>" in text and format_name != "harmony" and rng.random() < 0.5:
+        if text.startswith("<think>") and rng.random() < 0.5:
             text, begun = text.replace("<think>", "", 1), "<think>\n"
         text = text if rng.random() < 0.7 else text[: rng.randint(0, len(text))]
         events = joined(read(grammar, [text], prompt + begun))
@@ -181,6 +181,8 @@ def test_transformers_says_the_same(name: str, num_answers: int) -> None:
         message = _reference(text, template, prompt + begun)
         if message is None or any(not is_valid for *_, is_valid in found.calls):
             continue  # of a call that was cut off it keeps what it can, and we say that it was
+        if any("</tool_call>" in arguments for _, arguments, _ in found.calls):
+            continue  # it ends a call in the middle of a text
         num_compared += 1
         thought = message.get("reasoning_content", message.get("thinking", ""))
         assert found.reasoning.strip() == thought.strip(), (seed, text)
