@@ -13,6 +13,10 @@ export class Message {
     this.role = wire.role;
     this.text = "";
     this.reasoningText = "";
+    /** @type {number | null} when its first text came, in milliseconds since 1970 */
+    this.thinkingSince = null;
+    /** @type {number | null} how long that took, once something else came */
+    this.thoughtMs = null;
     /** @type {{token: string, logprob: number, top: {token: string, logprob: number}[]}[]} where they were asked for */
     this.tokens = [];
     /** @type {import("./tool-calls.js").ToolCall[] | null} */
@@ -39,7 +43,24 @@ export class Message {
     this.model = wire.model ?? this.model ?? "";
     this.textLength = wire.text_length ?? this.textLength ?? null;
     if (wire.content?.length > 0 && !wire.content_omitted) this.text = contentText(wire.content);
+    if (wire.reasoning !== undefined && !wire.content_omitted) this.reasoningText = wire.reasoning;
+    if (!this.streaming) this.endThought();
     this.version += 1;
+  }
+
+  /** The model goes on to something else, or has ended. */
+  endThought() {
+    if (this.thinkingSince !== null) this.thoughtMs ??= Date.now() - this.thinkingSince;
+  }
+
+  /** What stands above what it thinks, or has thought. */
+  get thoughtTitle() {
+    if (this.thinking) return "Thinking";
+    return this.thoughtMs === null ? "Thought" : `Thought for ${lasting(this.thoughtMs)}`;
+  }
+
+  get thinking() {
+    return this.streaming && this.reasoningText !== "" && this.thoughtMs === null && this.text === "";
   }
 
   get streaming() {
@@ -55,4 +76,9 @@ export class Message {
   get visibleText() {
     return this.frozenAt === null ? this.text : this.text.slice(0, this.frozenAt);
   }
+}
+
+function lasting(milliseconds) {
+  const seconds = Math.max(1, Math.round(milliseconds / 1000));
+  return seconds < 60 ? `${seconds} s` : `${Math.floor(seconds / 60)} min ${seconds % 60} s`;
 }

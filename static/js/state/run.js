@@ -95,14 +95,17 @@ export class Run {
         this.message.version += 1;
         return "applied";
       case "response.output_text.delta":
+        this.message.endThought();
         return this.#append("text", frame);
       case "response.reasoning_text.delta":
+        this.message.thinkingSince ??= Date.now();
         return this.#append("reasoningText", frame);
       case "response.output_item.added":
       case "response.output_item.done":
       case "response.function_call_arguments.delta":
       case "response.function_call_arguments.done":
         this.queue = null;
+        this.message.endThought();
         this.message.toolCalls = withToolFrame(this.message.toolCalls, frame);
         this.message.version += 1;
         return "applied";

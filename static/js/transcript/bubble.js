@@ -9,6 +9,7 @@ import { drawQuestion } from "../markdown/question.js";
 import { ActionRow } from "./actions.js";
 import { BranchSwitch } from "./branches.js";
 import { editForm } from "./edit.js";
+import { Thought } from "./thought.js";
 import { ToolCards } from "./tool-cards.js";
 import { wordButton } from "../widgets/copy.js";
 import { duration, rate } from "../widgets/figures.js";
@@ -109,9 +110,7 @@ export class Answer {
   constructor({ key }, deeds) {
     this.element = make("article", "message answer", { ariaLabel: "Parley said" });
     this.note = make("p", "note");
-    this.reasoning = make("details", "reasoning");
-    this.reasoningBody = make("p", "", { dir: "auto" });
-    this.reasoning.append(make("summary", "", { textContent: "Thinking" }), this.reasoningBody);
+    this.thought = new Thought();
     this.body = make("div", "prose");
     this.wait = make("p", "wait");
     this.withdraw = wordButton("Withdraw", "Withdraw the question that waits");
@@ -121,7 +120,7 @@ export class Answer {
     this.branches = new BranchSwitch(deeds.switchTo);
     this.row = new ActionRow(deeds.actions, "assistant", this);
     this.foot.append(this.branches.element, this.facts, this.row.element);
-    this.element.append(this.note, this.reasoning, this.body, this.wait, this.withdraw, this.foot);
+    this.element.append(this.note, this.thought.element, this.body, this.wait, this.withdraw, this.foot);
     this.element.dataset.key = key;
     this.markdown = new Markdown(this.body);
   }
@@ -156,8 +155,7 @@ export class Answer {
     this.element.ariaBusy = String(!final);
     this.note.hidden = message.omittedMessages === 0;
     this.note.textContent = "Earlier messages no longer fit and were left out";
-    this.reasoning.hidden = message.reasoningText === "";
-    this.reasoningBody.textContent = message.reasoningText;
+    this.thought.draw(message);
     if (message.toolCalls !== null || this.#tools !== null) this.#drawTools(message);
     this.wait.hidden = final || (this.text !== "" && !stopping);
     this.wait.textContent = waitText(run, stopping);
@@ -171,7 +169,7 @@ export class Answer {
   #drawTools({ toolCalls, streaming }) {
     if (this.#tools === null) {
       this.#tools = new ToolCards();
-      this.reasoning.after(this.#tools.element);
+      this.thought.element.after(this.#tools.element);
     }
     this.#tools.draw(toolCalls ?? [], streaming);
   }

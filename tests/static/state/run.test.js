@@ -1,5 +1,5 @@
 import assert from "node:assert/strict";
-import { test } from "node:test";
+import { mock, test } from "node:test";
 
 import { created, delta, done, inProgress, newRun, RESPONSE, snapshot } from "../frames.js";
 
@@ -224,6 +224,26 @@ test("reasoning is its own text with its own offsets", () => {
   run.receive(delta(5, 2, "m", { type: "response.reasoning_text.delta" }));
   assert.equal(message.reasoningText, "hmm");
   assert.equal(message.text, "Four");
+});
+
+test("a thought lasts until something else comes, and a page that loads it knows no time", () => {
+  mock.timers.enable({ apis: ["Date"], now: 1000 });
+  try {
+    const { run, message } = newRun();
+    run.receive(inProgress());
+    run.receive(delta(3, 0, "hm", { type: "response.reasoning_text.delta" }));
+    assert.deepEqual([message.thinking, message.thoughtTitle], [true, "Thinking"]);
+    mock.timers.tick(12_400);
+    run.receive(delta(4, 0, "Four"));
+    mock.timers.tick(60_000);
+    run.receive(delta(5, 4, "."));
+    assert.deepEqual([message.thinking, message.thoughtTitle], [false, "Thought for 12 s"]);
+  } finally {
+    mock.timers.reset();
+  }
+  const { message } = newRun();
+  message.update({ status: "completed", reasoning: "hm" });
+  assert.deepEqual([message.reasoningText, message.thoughtTitle], ["hm", "Thought"]);
 });
 
 test("a numbered event of an unknown type counts, so the next one is no gap", () => {
