@@ -9,6 +9,7 @@ It owns no task; left without `shutdown()` it keeps no interpreter alive and lea
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import os
 import secrets
@@ -16,6 +17,7 @@ import time
 import warnings
 import weakref
 from collections.abc import AsyncGenerator, Iterable, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -24,7 +26,9 @@ from engine.beam_search import BeamSearchParams
 from engine.client.args import EngineArgs
 from engine.client.control import EngineControl
 from engine.client.lora.adapters import check_lora
-from engine.client.parsing.marks import Marks
+from engine.client.parsing.formats import grammar_of
+from engine.client.parsing.grammar import Grammar
+from engine.client.parsing.marks import AddedToken, Marks
 from engine.client.parts import EngineParts, constructor_args, release, start_parts
 from engine.client.requests.collector import RequestOutputCollector
 from engine.client.requests.core_client import CoreClient, StateCallback
@@ -67,6 +71,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+PROMPT_END_TOKENS = 4096  # in which a prompt begins the answer, with what that has already
 MAX_TURN_SECONDS = 0.05  # of sending the answers to one prompt, before the event loop gets a turn
 
 
@@ -478,6 +483,21 @@ class AsyncLLM(EngineControl):
             prompt_adapter_request=prompt_adapter_request,
             priority=priority,
         )
+
+    @cached_property
+    def answer_grammar(self) -> Grammar:
+        """How thoughts and calls are written in the answers to chats, as the checkpoint says."""
+        tokenizer = self.tokenizer
+        return grammar_of(
+            tokenizer.chat_template.source if tokenizer.has_chat_template else "",
+            itertools.starmap(AddedToken, tokenizer.added_tokens),
+            tokenizer.response_template,
+        )
+
+    def prompt_end(self, prompt_token_ids: Sequence[int], marks: Marks) -> str:
+        """The end of a prompt as marked text, in which the answer may have begun."""
+        ids = list(prompt_token_ids[-PROMPT_END_TOKENS:])
+        return new_detokenizer(self.tokenizer, [], SamplingParams(), marks).resume(ids)
 
     def resumed_text(
         self,

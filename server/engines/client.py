@@ -26,6 +26,12 @@ from engine import (
     UnsupportedModelError,
     ValidationError,
 )
+from engine.client.parsing.events import Event as ParsedEvent
+from engine.client.parsing.events import ReasoningDelta as ParsedReasoning
+from engine.client.parsing.events import TextDelta as ParsedText
+from engine.client.parsing.grammar import Grammar
+from engine.client.parsing.marks import Marks
+from engine.client.parsing.parser import AnswerParser
 from engine.lora import ADAPTER_FILES, LoRARequest, hash_adapter
 from engine.sampling_params import MIN_TEMPERATURE
 
@@ -35,6 +41,7 @@ DeltaCallback = Callable[[str, Sequence[int], "Sequence[Mapping[int, Logprob]] |
 __all__ = [
     "ADAPTER_FILES",
     "MIN_TEMPERATURE",
+    "AnswerParser",
     "ChatTemplateError",
     "CoreState",
     "DeltaCallback",
@@ -44,9 +51,14 @@ __all__ = [
     "EngineLoad",
     "EngineModel",
     "EngineTokenizer",
+    "Grammar",
     "LoRARequest",
     "Logprob",
+    "Marks",
     "ModelLoadError",
+    "ParsedEvent",
+    "ParsedReasoning",
+    "ParsedText",
     "PromptTooLongError",
     "QueueOverflowError",
     "RequestOutput",
@@ -156,6 +168,13 @@ class EngineClient(Protocol):
     def get_tokenizer(self) -> EngineTokenizer: ...
 
     @property
+    def answer_grammar(self) -> Grammar:
+        """How the model writes thoughts and calls of tools in its answers."""
+
+    def prompt_end(self, prompt_token_ids: Sequence[int], marks: Marks) -> str:
+        """The end of a prompt as marked text, in which the answer may have begun."""
+
+    @property
     def stats(self) -> EngineLoad | None:
         """None as long as nothing is known."""
 
@@ -178,6 +197,7 @@ class EngineClient(Protocol):
         is_admitted: bool = False,
         lora_request: LoRARequest | None = None,
         trace_headers: Mapping[str, str] | None = None,
+        marks: Marks | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Stream the answer to `prompt["prompt_token_ids"]`; the last output has `finished` True.
 
@@ -186,7 +206,8 @@ class EngineClient(Protocol):
         prompt is read. An engine may give what is new to `on_delta(text, token_ids, logprobs)` in
         the turn in which it comes, and yield the last output alone. A request that `is_admitted` is
         taken even by a queue that is full. `trace_headers` name the span of which its own is a
-        part. Raises `EngineError` and `ValidationError`.
+        part. With `marks` the text is marked, as `AnswerParser` reads it. Raises `EngineError` and
+        `ValidationError`.
         """
 
     async def add_lora(self, lora_request: LoRARequest) -> bool:
@@ -204,6 +225,7 @@ class EngineClient(Protocol):
         prompt_token_ids: Sequence[int],
         params: SamplingParams,
         resume_token_ids: Sequence[int],
+        marks: Marks | None = None,
     ) -> str:
         """The text that a request with these `resume_token_ids` takes for shown."""
 

@@ -21,7 +21,9 @@ from server.engines.client import (
     EngineLoad,
     EngineModel,
     EngineTokenizer,
+    Grammar,
     LoRARequest,
+    Marks,
     ModelLoadError,
     QueueOverflowError,
     RequestOutput,
@@ -274,6 +276,13 @@ class OnDemandEngine:
     def get_tokenizer(self) -> EngineTokenizer:
         return self._engine.get_tokenizer()
 
+    @property
+    def answer_grammar(self) -> Grammar:
+        return self._engine.answer_grammar
+
+    def prompt_end(self, prompt_token_ids: Sequence[int], marks: Marks) -> str:
+        return self._engine.prompt_end(prompt_token_ids, marks)
+
     async def metrics(self) -> dict[str, Any]:
         if self._joined is None:
             raise EngineDeadError("the model is not loaded")
@@ -310,8 +319,9 @@ class OnDemandEngine:
         prompt_token_ids: Sequence[int],
         params: SamplingParams,
         resume_token_ids: Sequence[int],
+        marks: Marks | None = None,
     ) -> str:
-        return self._engine.resumed_text(prompt_token_ids, params, resume_token_ids)
+        return self._engine.resumed_text(prompt_token_ids, params, resume_token_ids, marks)
 
     async def abort(self, request_id: str) -> None:
         if self._joined is not None:

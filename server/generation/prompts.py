@@ -23,6 +23,7 @@ from server.engines.client import (
     ValidationError,
 )
 from server.engines.models import Models
+from server.generation.answers import AnswerReader
 from server.protocol.errors import ApiError, invalid_field
 from sessions.model.records import Message
 from sessions.store.messages import Messages
@@ -75,6 +76,7 @@ class PromptBuilder:
         self._messages = messages
         self._engine = engine
         self._counts: OrderedDict[str, int] = OrderedDict()
+        self._thought_end: str | None = None  # of a thought that each prompt begins; not known yet
 
     async def build(
         self,
@@ -92,6 +94,7 @@ class PromptBuilder:
         """
         system, max_output_tokens = settings.get("system") or "", settings["max_output_tokens"]
         max_model_len = self._engine.model_config.max_model_len
+        base = await self._behind_thought(base)
         alone, path = await asyncio.gather(  # the template's process and Redis work meanwhile
             self._alone(uid, system, text, base), self._path(uid, session_id, leaf)
         )
@@ -116,6 +119,23 @@ class PromptBuilder:
             )
         first = history[start].id if 0 < start < len(history) else None
         return Prompt(ids, first, start, is_settled)
+
+    async def _behind_thought(self, base: str) -> str:
+        """The answer's beginning as the model would have written it.
+
+        Where the prompt begins a thought, the text must not be taken for one.
+        """
+        if not base or self._engine.answer_grammar.is_plain:
+            return base
+        if self._thought_end is None:
+            tokenizer = self._engine.get_tokenizer()
+            asked = [{"role": "user", "content": "Hello"}]
+            try:
+                ids = await tokenizer.apply_chat_template_async(asked)
+            except (ValidationError, RetryableRequestError):
+                return base
+            self._thought_end = AnswerReader(self._engine, ids).thought_end
+        return f"\n{self._thought_end}\n\n{base}" if self._thought_end else base
 
     async def _alone(self, uid: str, system: str, text: str, base: str) -> list[int]:
         """The prompt without any history. Raises `ApiError` if that is too long already."""

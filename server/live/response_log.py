@@ -5,16 +5,17 @@ log, so a snapshot, or an end that brings the whole text, needs `base` too. Entr
 one by one, as a replay, or as a snapshot.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 import orjson
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 
 from server.live.outbox import LOGPROB_BYTES, Outbox, PendingDelta
 from server.protocol.encoding import ServerFrame, encode, of_stored
 from server.protocol.server_frames import (
+    ReasoningDelta,
     ResponseCreated,
     ResponseDone,
     ResponseInProgress,
@@ -25,9 +26,11 @@ from sessions.model.events import Event, ObjectEvent, TextEvent
 from sessions.model.records import RunRecord, utf16_prefix
 from sessions.store.store import SessionStore
 
+REASONING_DELTA = "response.reasoning_text.delta"
 _KINDS: dict[str, type[ServerFrame]] = {
     "response.in_progress": ResponseInProgress,
     "response.done": ResponseDone,
+    REASONING_DELTA: ReasoningDelta,
 }
 MAX_SNAPSHOT_PART = 128 * 1024  # bytes of encoded text, so that no frame comes near 256 KiB
 MAX_REPLAY_CHARACTERS = 64 * 1024  # a longer replay is replaced by a snapshot
@@ -64,10 +67,28 @@ class ResponseLog:
         """The message's text as of entry `until` (default: all of them)."""
         return self.base + text_of(self.events[:until])
 
+    def reasoning(self, until: int | None = None) -> str:
+        """What the model has thought in this answer as of entry `until`."""
+        return reasoning_of(self.events[:until])
+
 
 def text_of(events: Sequence[Event]) -> str:
     """What these entries add to their message."""
     return "".join(event.delta for event in events if isinstance(event, TextEvent))
+
+
+def reasoning_of(events: Iterable[Event]) -> str:
+    """What these entries say that the model thinks."""
+    return "".join(event.data["delta"] for event in events if is_reasoning(event))
+
+
+def is_reasoning(event: Event) -> TypeGuard[ObjectEvent]:
+    """Whether it is text that a model writes before its answer.
+
+    It is an entry like any other: a worker that knows nothing of thoughts sends its frame on, and
+    takes it for no text of the answer.
+    """
+    return isinstance(event, ObjectEvent) and event.data.get("type") == REASONING_DELTA
 
 
 def is_done(event: Event) -> bool:
@@ -150,7 +171,16 @@ def response_frame(
 def replay_bytes(events: Sequence[Event]) -> int:
     """What a replay of these entries takes, roughly."""
     texts = [event for event in events if isinstance(event, TextEvent)]
-    return sum(len(text.delta) + LOGPROB_BYTES * len(text.logprobs) for text in texts)
+    thoughts = [event.data for event in events if is_reasoning(event)]
+    return sum(
+        (
+            *(len(text.delta) + LOGPROB_BYTES * len(text.logprobs) for text in texts),
+            *(
+                len(each["delta"]) + LOGPROB_BYTES * len(each.get("logprobs", ()))
+                for each in thoughts
+            ),
+        )
+    )
 
 
 def replay_frames(
@@ -174,24 +204,33 @@ def replay_frames(
         yield pending.encode()
 
 
-def put_snapshot(outbox: Outbox, response_id: str, number: int, fence: int, text: str) -> None:
+def put_snapshot(
+    outbox: Outbox, response_id: str, number: int, fence: int, text: str, reasoning: str = ""
+) -> None:
     """Queue the whole text of a response as of entry `number`, in parts if it is long."""
-    frames = snapshot_frames(response_id, number, fence, text)
-    if len(text) > MAX_BURST_BYTES:
-        outbox.put_replay(response_id, map(encode, frames), len(text))
+    frames = snapshot_frames(response_id, number, fence, text, reasoning)
+    if len(text) + len(reasoning) > MAX_BURST_BYTES:
+        outbox.put_replay(response_id, map(encode, frames), len(text) + len(reasoning))
         return
     for frame in frames:
         outbox.put(frame, response_id, is_entry=True)
 
 
-def snapshot_frames(response_id: str, number: int, fence: int, text: str) -> Iterator[TextSnapshot]:
-    parts = list(_parts_of(text))
-    for place, part in enumerate(parts, 1):
+def snapshot_frames(
+    response_id: str, number: int, fence: int, text: str, reasoning: str = ""
+) -> Iterator[TextSnapshot]:
+    """Parts of the reasoning, if there is any, then parts of the text."""
+    parts: list[tuple[str, str | UnsetType]] = []
+    if reasoning:
+        parts += [("", part) for part in _parts_of(reasoning)]
+    parts += [(part, UNSET) for part in _parts_of(text)]
+    for place, (part, thought) in enumerate(parts, 1):
         yield TextSnapshot(
             response_id=response_id,
             sequence_number=number,
             fence=fence,
             text=part,
+            reasoning_text=thought,
             part=place,
             parts=len(parts),
         )

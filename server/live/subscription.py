@@ -17,6 +17,7 @@ from server.live.response_log import (
     is_whole_end,
     put_event,
     put_snapshot,
+    reasoning_of,
     replay_bytes,
     replay_frames,
     text_of,
@@ -433,7 +434,8 @@ class Subscription:
             number = len(log.events) - log.has_ended
             self.cursors[response_id] = number
             self._open.add(response_id)
-            put_snapshot(self.outbox, response_id, number, log.fence, log.text(number))
+            text, reasoning = log.text(number), log.reasoning(number)
+            put_snapshot(self.outbox, response_id, number, log.fence, text, reasoning)
         self.put_events(response_id, log.fence, 1, log.events)
 
     def _may_replay(self, log: ResponseLog, position: int) -> bool:
@@ -441,7 +443,8 @@ class Subscription:
         if not 0 < position <= len(log.events):
             return False
         missing = log.events[position:]
-        return len(text_of(missing)) <= MAX_REPLAY_CHARACTERS and self.outbox.has_room_for_replay(
+        num_characters = len(text_of(missing)) + len(reasoning_of(missing))
+        return num_characters <= MAX_REPLAY_CHARACTERS and self.outbox.has_room_for_replay(
             replay_bytes(missing)
         )
 

@@ -168,6 +168,7 @@ class MessageObject(Part, frozen=True, kw_only=True):
     status_details: StatusDetails | UnsetType = UNSET
     settings: SettingsObject | UnsetType = UNSET
     restarts: Count | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
     sibling_ids: list[Id] | UnsetType = UNSET
 
 

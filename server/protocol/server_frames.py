@@ -4,7 +4,7 @@ What the server says first is built as one of these. Entries of a log are stored
 numbers, as the `…Entry` of their frame, and get them when they are sent.
 """
 
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 from msgspec import UNSET, UnsetType
 
@@ -271,6 +271,15 @@ class TextDelta(ResponseEntry, frozen=True, kw_only=True, tag="response.output_t
     text_offset: Count
     delta: str
     logprobs: list[TokenLogprob] | UnsetType = UNSET
+
+
+class ReasoningEntry(ServerFrame, frozen=True, kw_only=True, tag="response.reasoning_text.delta"):
+    """New text of what the model thinks, as it is stored."""
+
+    response_id: ResponseId
+    text_offset: Count
+    delta: str
+    logprobs: list[Any] | UnsetType = UNSET  # of `TokenLogprob`, as objects
 
 
 class ReasoningDelta(ResponseEntry, frozen=True, kw_only=True, tag="response.reasoning_text.delta"):

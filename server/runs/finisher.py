@@ -265,6 +265,7 @@ class Finisher:
         message = replace(
             run.message,
             text=text,
+            reasoning=run.final_reasoning(),
             status=STATUS_TO_MESSAGE_STATUS[end.status],
             usage=run.message_usage(),
             timings=run.timeline.wire(len(run.token_ids)),

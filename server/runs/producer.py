@@ -11,6 +11,7 @@ import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from itertools import groupby
 from typing import Any
 
 import structlog
@@ -30,11 +31,13 @@ from server.engines.client import (
     ValidationError,
 )
 from server.engines.models import Models
+from server.generation.answers import AnswerReader, Part
 from server.generation.logprobs import token_logprobs
 from server.generation.prompts import PromptBuilder
 from server.generation.queue_estimate import QueueEstimate
 from server.generation.sampling import sampling_params
 from server.live.hub import Hub
+from server.live.response_log import reasoning_of, text_of
 from server.protocol.errors import ApiError
 from server.protocol.objects import Engine
 from server.protocol.server_frames import (
@@ -112,7 +115,8 @@ class Producer:
         self._last_text_at: float | None = None
         self._window_ends = 0.0  # until then, new text waits for more
         self._flush_timer: asyncio.TimerHandle | None = None  # while there is some
-        self._new_text = ""
+        self._reader: AnswerReader | None = None  # None: all that the engine says is text
+        self._new_parts: list[Part] = []
         self._new_token_ids: list[int] = []
         self._new_logprobs: list[dict[str, Any]] = []
 
@@ -230,6 +234,8 @@ class Producer:
         if run.stopping is not None:
             return run.end("abort", None, "released")
         run.num_prompt_tokens = len(token_ids)
+        if not self._engine.answer_grammar.is_plain:
+            self._reader = AnswerReader(self._engine, token_ids)
         if run.token_ids and not self._take_up(token_ids, params):
             return End("incomplete", "owner_lost", "released")
         finish_reason, stop_reason, confirmed = "error", None, True
@@ -246,6 +252,7 @@ class Producer:
                 on_progress=self._on_progress,
                 on_delta=self._take_delta,
                 trace_headers=None if run.trace is None else run.trace.headers,
+                marks=None if self._reader is None else self._reader.marks,
             )
             async for output in outputs:
                 self._take(output)
@@ -267,6 +274,8 @@ class Producer:
                 **run.ids,
             )
         finally:
+            if self._reader is not None:
+                self._new_parts += self._reader.finish()
             self._flush()  # the last text does not wait for the window's end
         if run.stopping is not None and confirmed:
             run.timeline.note("aborted_at")
@@ -277,13 +286,18 @@ class Producer:
 
     def _take_up(self, token_ids: list[int], params: SamplingParams) -> bool:
         """Show what another worker's tokens say beyond its text; False if they say another text."""
-        run = self._run
-        decided = run.base + self._engine.resumed_text(token_ids, params, run.token_ids)
-        known = run.text()
-        if not decided.startswith(known):
-            logger.error("stored tokens do not spell the stored text", **run.ids)
-            return False
-        self._add_text(decided[len(known) :], [])
+        run, reader = self._run, self._reader
+        marks = None if reader is None else reader.marks
+        said = self._engine.resumed_text(token_ids, params, run.token_ids, marks)
+        parts = [Part(said)] if reader is None else reader.feed(said)
+        # What is stored already, of each kind: the tokens must say it again.
+        known = {False: text_of(run.events), True: reasoning_of(run.events)}
+        for is_reasoning, text in known.items():
+            decided = "".join(part.text for part in parts if part.is_reasoning is is_reasoning)
+            if not decided.startswith(text):
+                logger.error("stored tokens do not spell the stored text", **run.ids)
+                return False
+        self._add_parts(_without(parts, {kind: len(text) for kind, text in known.items()}), [])
         return True
 
     async def _wait_for_engine(self) -> None:
@@ -356,7 +370,7 @@ class Producer:
             self._new_token_ids += token_ids
             if logprobs:
                 self._new_logprobs += token_logprobs(logprobs, token_ids)
-        self._new_text += text
+        self._new_parts += [Part(text)] if self._reader is None else self._reader.feed(text)
         if now >= self._window_ends:
             self._flush()
         elif self._flush_timer is None:
@@ -379,11 +393,11 @@ class Producer:
         if self._flush_timer is not None:
             self._flush_timer.cancel()
             self._flush_timer = None
-        text, token_ids, logprobs = self._new_text, self._new_token_ids, self._new_logprobs
-        if not token_ids and not text:
+        parts, token_ids, logprobs = self._new_parts, self._new_token_ids, self._new_logprobs
+        if not token_ids and not parts:
             return
-        self._new_text, self._new_token_ids, self._new_logprobs = "", [], []
-        self._add_text(text, token_ids, logprobs)
+        self._new_parts, self._new_token_ids, self._new_logprobs = [], [], []
+        self._add_parts(parts, token_ids, logprobs)
 
     def _show_progress(self) -> None:
         """Tell the viewers here how fast it is; a stop has the last word."""
@@ -405,10 +419,30 @@ class Producer:
         if run.stop(Stop("policy", "deadline")):
             self._hub.spawn(self._engine.abort(run.response_id))
 
-    def _add_text(
-        self, text: str, token_ids: list[int], logprobs: Sequence[dict[str, Any]] = ()
+    def _add_parts(
+        self,
+        parts: Sequence[Part],
+        token_ids: Sequence[int],
+        logprobs: Sequence[dict[str, Any]] = (),
     ) -> None:
-        event = self._run.add_text(text, token_ids, logprobs)
+        """Number and show parts; the tokens count with the first entry, so that the store never
+        has a text without the tokens that say it.
+        """
+        for is_reasoning, alike in groupby(parts or [Part("")], lambda part: part.is_reasoning):
+            text = "".join(part.text for part in alike)
+            self._add_text(text, token_ids, logprobs, is_reasoning=is_reasoning)
+            token_ids, logprobs = [], ()
+
+    def _add_text(
+        self,
+        text: str,
+        token_ids: Sequence[int],
+        logprobs: Sequence[dict[str, Any]],
+        *,
+        is_reasoning: bool,
+    ) -> None:
+        add = self._run.add_reasoning if is_reasoning else self._run.add_text
+        event = add(text, token_ids, logprobs)
         if event is not None:
             now = time.monotonic()
             self._window_ends = now + FLUSH_SECONDS
@@ -493,3 +527,15 @@ class Producer:
         """What the engine would still say is nobody's to hear."""
         lose(self._run, error)
         self._hub.spawn(self._engine.abort(self._run.response_id))
+
+
+def _without(parts: Sequence[Part], lengths: Mapping[bool, int]) -> list[Part]:
+    """Parts without the first so many characters of each kind."""
+    left = dict(lengths)
+    rest = []
+    for text, is_reasoning in parts:
+        num_known = min(left[is_reasoning], len(text))
+        left[is_reasoning] -= num_known
+        if num_known < len(text):
+            rest.append(Part(text[num_known:], is_reasoning))
+    return rest

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from server.engines.client import ServedModel
 from server.generation.prompts import Prompt
-from server.live.response_log import ResponseLog, text_of
+from server.live.response_log import ResponseLog, reasoning_of, text_of
 from server.protocol.encoding import of_stored
 from server.protocol.objects import (
     Engine,
@@ -27,7 +27,7 @@ from server.protocol.objects import (
     Timings,
     Usage,
 )
-from server.protocol.server_frames import DoneEntry, InProgressEntry
+from server.protocol.server_frames import DoneEntry, InProgressEntry, ReasoningEntry
 from server.runs.state import FINISH_TO_STATUS, MOVES, STOP_TO_STATUS, End, IllegalMove, RunState
 from server.runs.stop import Stop
 from server.telemetry.tracing import AnswerTrace
@@ -105,6 +105,7 @@ class Run:
         self.must_be_silent: Callable[[], bool] = lambda: False  # it may be another's by now
         self.num_stored = 1  # entries in Redis: `Responses.begin` writes the first
         self.text_length = utf16_length(base)  # UTF-16 code units of the message's text
+        self.reasoning_length = 0  # of what this run has the model thinking
         self.token_ids: list[int] = []
         self._logprobs: list[dict[str, Any]] = []  # those that no event has yet
         self.num_tokens_stored = 0
@@ -289,6 +290,7 @@ class Run:
         self.events = list(events)
         self.num_stored = len(events)
         self.text_length = record.text_length
+        self.reasoning_length = utf16_length(reasoning_of(events))
         self.token_ids = list(token_ids)
         self.num_tokens_stored = len(token_ids)
         self.known_prompt_hash = record.extra.get("prompt_hash")
@@ -329,7 +331,30 @@ class Run:
         self.on_change()
         return event
 
-    def add_object(self, entry: InProgressEntry | DoneEntry) -> ObjectEvent:
+    def add_reasoning(
+        self, delta: str, token_ids: Sequence[int], logprobs: Sequence[dict[str, Any]] = ()
+    ) -> ObjectEvent | None:
+        """The same for text that the model writes before its answer; it has its own offsets."""
+        if self.state is not RunState.RUNNING:
+            self.num_discarded += len(token_ids)
+            return None
+        self.token_ids.extend(token_ids)
+        self._logprobs += logprobs
+        if not delta:
+            return None
+        entry = ReasoningEntry(
+            response_id=self.response_id,
+            text_offset=self.reasoning_length,
+            delta=delta,
+            logprobs=self._logprobs or UNSET,
+        )
+        self._logprobs = []
+        self.reasoning_length += utf16_length(delta)
+        event = self.add_object(entry)
+        self.has_spoken.set()
+        return event
+
+    def add_object(self, entry: InProgressEntry | DoneEntry | ReasoningEntry) -> ObjectEvent:
         """Number any other entry."""
         event = ObjectEvent(entry.wire())
         self.events.append(event)
@@ -350,10 +375,20 @@ class Run:
         """The message's text as of entry `until` (default: all of them)."""
         return self.base + text_of(self.events[:until])
 
-    def final_text(self) -> str:
-        """What is kept: cut at what the stopping user had seen, unless that is beyond the log."""
+    @property
+    def _last_seen(self) -> int | None:
+        """What the stopping user had seen; None if that is beyond the log, or everything."""
         seen = self.stopping.seen if self.stopping else None
-        return self.text(seen if seen is not None and seen <= self.sequence_number else None)
+        return seen if seen is not None and seen <= self.sequence_number else None
+
+    def final_text(self) -> str:
+        """What is kept: cut at what the stopping user had seen."""
+        return self.text(self._last_seen)
+
+    def final_reasoning(self) -> str | None:
+        """The same of what the model has thought; a continued answer may have thought before."""
+        before = self.message.reasoning if self.base else None
+        return reasoning_of(self.events[: self._last_seen]) or before
 
     def within_budget(self, max_tokens: int) -> int:
         """So many tokens at most, and one at least: what the prompt leaves of the user's day."""

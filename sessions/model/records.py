@@ -26,6 +26,7 @@ _OPTIONAL_FIELDS: Final = (  # of a message, as the protocol's object has them
     "status_details",
     "settings",
     "restarts",
+    "reasoning",
 )
 
 MessageStatus = Literal["in_progress", "completed", "interrupted", "failed"]
@@ -133,6 +134,7 @@ class Message:
     status_details: dict[str, Any] | None = None
     settings: dict[str, Any] | None = None  # that it was made with, without the system text
     restarts: int | None = None  # of its engine or worker, that it survived; None: of none
+    reasoning: str | None = None  # what the model thought before it; None: nothing
     sibling_ids: tuple[str, ...] = ()
 
     @property
@@ -161,13 +163,15 @@ class Message:
     @property
     def wire_bytes(self) -> int:
         """About the length of its JSON, which escapes may make six times as long as its text."""
-        return len(orjson.dumps(self.text)) + MESSAGE_OVERHEAD_BYTES
+        texts = (self.text, self.reasoning or "")
+        return sum(len(orjson.dumps(each)) for each in texts) + MESSAGE_OVERHEAD_BYTES
 
     def event_wire(self) -> dict[str, Any]:
         """The `message` object inside a `message.*` event: content over 2 KiB is left out."""
         message = self.wire()
-        if len(self.text.encode()) > MAX_EVENT_CONTENT_BYTES:
+        if len((self.text + (self.reasoning or "")).encode()) > MAX_EVENT_CONTENT_BYTES:
             del message["content"]
+            message.pop("reasoning", None)
             message["content_omitted"] = True
         return message
 

@@ -75,6 +75,12 @@ class AnswerParser:
             self._said[self._field.role].flush()
         return self._take()
 
+    @property
+    def thought_end(self) -> str:
+        """What ends the thought that is being read; "" outside of one, or if nobody can say."""
+        ends = self._field.ends if self._field.role == "reasoning" else None
+        return ends.texts[0] if ends is not None and ends.texts else ""
+
     def _read_prompt(self, prompt: str) -> None:
         """Begin where the prompt ends. What it has of the answer is not said again."""
         starts, at = self._grammar.starts, -1

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, ClassVar, TypeVar, cast
 
 import pytest
 from hypothesis import given
@@ -23,6 +23,7 @@ from sessions.store.messages import Messages
 from tests.engine.helpers.small_tokenizers import build_chatml
 from tests.helpers.stepped_executor import SteppedExecutor
 from tests.helpers.tiny_model import SPECIAL_TOKENS, build_tiny_model
+from tests.server.generation.test_answers import ThinkingEngine
 from tests.server.helpers.engines import IdleEngine, IdleTokenizer
 
 T = TypeVar("T")
@@ -155,6 +156,23 @@ async def test_the_beginning_of_an_answer_stands_at_the_end_of_its_prompt() -> N
     assert prompt.token_ids[-305:-300] == [100] * 5
     assert len(prompt.token_ids) <= CONTEXT - 200
     assert prompt.omitted_messages > 0
+
+
+async def test_a_continued_answer_is_no_part_of_a_thought_that_the_prompt_begins() -> None:
+    class Recording(WordTokenizer):
+        answers: ClassVar[list[str]] = []
+
+        async def apply_chat_template_async(
+            self, messages: Sequence[Mapping[str, Any]], answer: str = "", **options: object
+        ) -> list[int]:
+            self.answers.append(answer)
+            return await super().apply_chat_template_async(messages, answer, **options)
+
+    found = PromptBuilder(cast(Any, OneChat([])), ThinkingEngine("<think>\n", Recording()))
+    for base in ("", "Yes", "No"):
+        await found.build("alice", "ses", None, "w", {"max_output_tokens": 1}, base)
+    behind = "\n</think>\n\n"
+    assert Recording.answers == ["", "", f"{behind}Yes", f"{behind}No"]  # one to find out
 
 
 async def test_an_answer_that_fills_the_context_cannot_be_continued() -> None:

@@ -4,6 +4,9 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from engine.client.parsing.formats import grammar_of
+from engine.client.parsing.grammar import Grammar
+from engine.client.parsing.marks import Marks
 from server.engines.client import (
     CoreState,
     DeltaCallback,
@@ -49,6 +52,7 @@ class IdleEngine:
 
     def __init__(self, max_model_len: int = 128, tokenizer: EngineTokenizer | None = None) -> None:
         self.model_config = ModelConfig(max_model_len)
+        self.grammar = grammar_of("")
         self._tokenizer = tokenizer or IdleTokenizer()
 
     @property
@@ -60,6 +64,13 @@ class IdleEngine:
 
     def get_tokenizer(self) -> EngineTokenizer:
         return self._tokenizer
+
+    @property
+    def answer_grammar(self) -> Grammar:
+        return self.grammar
+
+    def prompt_end(self, prompt_token_ids: Sequence[int], marks: Marks) -> str:
+        return ""
 
     async def metrics(self) -> dict[str, Any]:
         return {}
@@ -80,6 +91,7 @@ class IdleEngine:
         is_admitted: bool = False,
         lora_request: LoRARequest | None = None,
         trace_headers: Mapping[str, str] | None = None,
+        marks: Marks | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         for nothing in list[RequestOutput]():
             yield nothing
@@ -95,6 +107,7 @@ class IdleEngine:
         prompt_token_ids: Sequence[int],
         params: SamplingParams,
         resume_token_ids: Sequence[int],
+        marks: Marks | None = None,
     ) -> str:
         return ""
 

@@ -31,7 +31,13 @@ from engine.tracing.tracing import Tracing
 from server.config.intervals import SHORTENED, Intervals
 from server.config.limits import Limits
 from server.config.worker import WorkerConfig, WorkerSettings
-from server.engines.client import EngineTokenizer, SamplingParams, ServedModel, TokensPrompt
+from server.engines.client import (
+    EngineTokenizer,
+    Marks,
+    SamplingParams,
+    ServedModel,
+    TokensPrompt,
+)
 from server.engines.models import Models
 from server.worker.app import Worker
 from sessions.connection.link import Call
@@ -116,6 +122,7 @@ class ScriptedEngine(IdleEngine):
         prompt_token_ids: Sequence[int],
         params: SamplingParams,
         resume_token_ids: Sequence[int],
+        marks: Marks | None = None,
     ) -> str:
         return "".join(map(oracle_word, resume_token_ids))
 

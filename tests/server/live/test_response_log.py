@@ -7,8 +7,11 @@ import pytest
 
 from server.live.response_log import (
     MAX_SNAPSHOT_PART,
+    ResponseLog,
     put_event,
     put_snapshot,
+    replay_bytes,
+    replay_frames,
     response_frame,
     text_of,
 )
@@ -68,6 +71,38 @@ def test_an_entry_that_a_later_version_has_stored_is_sent_on() -> None:
     later = {"type": "response.tool_call", "name": "x"}
     numbers = {"sequence_number": 4, "fence": 2}
     assert response_frame(4, 2, ObjectEvent(later)) == {**later, **numbers}
+
+
+async def test_a_thought_is_an_entry_with_a_frame_of_its_own(viewer: Viewer) -> None:
+    thought = ObjectEvent(
+        {
+            "type": "response.reasoning_text.delta",
+            "response_id": RESPONSE,
+            "text_offset": 0,
+            "delta": "Hm",
+        }
+    )
+    events: list[Event] = [TextEvent(0, "a"), thought, TextEvent(1, "b")]
+    for number, event in enumerate(events, 3):
+        put_event(viewer.outbox, RESPONSE, number, 1, event)
+    frames = await viewer.sent()
+    assert [(frame["sequence_number"], frame["delta"]) for frame in frames] == [
+        (3, "a"),
+        (4, "Hm"),
+        (5, "b"),
+    ]
+    log = ResponseLog(1, events)
+    assert (log.text(), log.reasoning(), log.reasoning(1)) == ("ab", "Hm", "")
+    assert replay_bytes(events) == 4
+    replayed = [orjson.loads(frame) for frame in replay_frames(RESPONSE, 1, 3, events)]
+    assert replayed == frames
+
+
+async def test_a_snapshot_brings_thoughts_before_the_text(viewer: Viewer) -> None:
+    put_snapshot(viewer.outbox, RESPONSE, 9, 1, "Yes.", "Hm")
+    thought, text = await viewer.sent()
+    assert (thought["reasoning_text"], thought["text"], thought["part"]) == ("Hm", "", 1)
+    assert (text["text"], text["parts"], "reasoning_text" in text) == ("Yes.", 2, False)
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ from typing import Any, cast
 
 import pytest
 
+from engine.client.parsing.formats import grammar_of
 from engine.errors import EngineDeadError
 from engine.outputs import RequestProgress
 from server.runs import producer as producer_module
@@ -14,6 +15,8 @@ from sessions.model.errors import StoreUnavailable
 from sessions.store.appends.append import Append
 from tests.server.helpers.answering import MAX_SECONDS, Answering, output
 from tests.server.helpers.appends import Answered, Outcome, intercept
+
+THINKING = grammar_of("'</think>'")
 
 
 async def test_an_answer_is_shown_stored_and_ended_once(answering: Answering) -> None:
@@ -43,6 +46,84 @@ async def test_a_stop_keeps_what_was_shown_and_discards_what_comes(answering: An
     (done,) = (f for f in await answering.viewer.sent() if f["type"] == "response.done")
     assert (done["response"]["status"], done["response"]["text_length"]) == ("cancelled", 5)
     assert await answering.stored() == (["kept "], "kept ")
+
+
+async def test_thoughts_are_shown_and_stored_apart_from_the_text(answering: Answering) -> None:
+    answering.engine.grammar = THINKING
+    for text in ("<think>\nHm", ", so.\n</th", "ink>\n\nYes", "."):
+        answering.engine.say(output(answering.rid, text))
+    answering.engine.say(output(answering.rid, "", "stop"))
+    await answering.start()
+    frames = await answering.viewer.sent()
+    assert _joined(frames, "reasoning_text") == "Hm, so."
+    assert _joined(frames, "output_text") == "Yes."
+    numbers = [frame["sequence_number"] for frame in frames if "sequence_number" in frame]
+    assert numbers == sorted(set(numbers))
+    message = await answering.store.messages.get(
+        "alice", answering.chat.session_id, answering.run.message.id
+    )
+    assert (message.reasoning, message.text) == ("Hm, so.", "Yes.")
+    record = await answering.store.runs.get("alice", answering.rid)
+    assert (record.num_tokens, record.text_length) == (4, 4)
+
+
+async def test_a_stop_in_a_thought_keeps_what_was_shown_of_it(answering: Answering) -> None:
+    answering.engine.grammar = THINKING
+    producing = answering.start()
+    answering.engine.say(output(answering.rid, "<think>Hm"))
+    while (await answering.viewer.next())["type"] != "response.reasoning_text.delta":
+        pass
+    answering.run.stop(Stop())
+    answering.engine.say(output(answering.rid, " late </think> Yes"))
+    answering.engine.say(output(answering.rid, "", "abort"))
+    await producing
+    message = await answering.store.messages.get(
+        "alice", answering.chat.session_id, answering.run.message.id
+    )
+    assert (message.reasoning, message.text, message.status) == ("Hm", "", "interrupted")
+
+
+@pytest.mark.parametrize("num_known", [0, 1, 2])
+async def test_another_worker_goes_on_in_the_middle_of_a_thought(
+    answering: Answering, monkeypatch: pytest.MonkeyPatch, num_known: int
+) -> None:
+    answering.engine.grammar = THINKING
+    run = answering.run
+    run.add_reasoning("Hm", [1])
+    if num_known:
+        run.add_reasoning(", so.", [2])
+    if num_known > 1:
+        run.add_text("Y", [3])
+    said = ["<think>Hm", ", so.</think>Y", "es"]
+    run.token_ids = [1, 2, 3]
+    monkeypatch.setattr(answering.engine, "resumed_text", lambda *_: "".join(said))
+    answering.engine.say(output(answering.rid, "!"), output(answering.rid, "", "stop"))
+    await answering.start()
+    frames = await answering.viewer.sent()
+    message = await answering.store.messages.get("alice", answering.chat.session_id, run.message.id)
+    assert (message.reasoning, message.text) == ("Hm, so.", "Yes!")
+    assert run.log.text() == "Yes!" and run.log.reasoning() == "Hm, so."
+    assert _joined(frames, "output_text").endswith("es!")
+
+
+async def test_tokens_that_think_something_else_are_not_gone_on_with(
+    answering: Answering, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answering.engine.grammar = THINKING
+    answering.run.add_reasoning("Hm", [1])
+    monkeypatch.setattr(answering.engine, "resumed_text", lambda *_: "<think>Well")
+    await answering.start()
+    record = await answering.store.runs.get("alice", answering.rid)
+    assert (record.status, record.reason) == ("incomplete", "owner_lost")
+
+
+def _joined(frames: list[dict[str, Any]], kind: str) -> str:
+    deltas = [frame for frame in frames if frame["type"] == f"response.{kind}.delta"]
+    text = ""
+    for frame in deltas:
+        assert frame["text_offset"] in (len(text), frame["text_offset"] if not text else -1)
+        text += frame["delta"]
+    return text
 
 
 async def test_what_comes_soon_after_a_text_shares_an_event_and_the_last_does_not_wait(

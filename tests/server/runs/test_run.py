@@ -218,6 +218,17 @@ def test_the_text_is_cut_at_what_was_seen_unless_that_is_beyond_the_log(
     assert run.final_text() == kept
 
 
+def test_thoughts_are_cut_there_too_and_count_for_no_text(run: Run) -> None:
+    assert run.add_reasoning("é😀", [1]) is not None
+    second = run.add_reasoning("b", [2])
+    assert second is not None and second.data["text_offset"] == 3
+    text = run.add_text("one", [3])
+    assert text is not None and text.text_offset == 0
+    run.stop(Stop(seen=2))
+    assert run.add_reasoning("late", [4]) is None
+    assert (run.final_reasoning(), run.final_text(), run.num_discarded) == ("é😀", "", 1)
+
+
 @pytest.mark.parametrize(
     ("finish_reason", "stop_reason", "status", "reason"),
     [

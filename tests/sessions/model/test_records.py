@@ -55,6 +55,15 @@ def test_a_message_comes_back_as_it_was_stored(text: str, is_done: bool) -> None
     assert message.event_wire().get("content_omitted", False) == (len(text.encode()) > 2048)
 
 
+def test_a_message_keeps_what_the_model_thought() -> None:
+    message = Message("m", None, "assistant", "Yes.", "completed", 1, reasoning="Hm " * 10)
+    assert decode_body(encode_body(message)) == message
+    assert message.event_wire()["reasoning"] == "Hm " * 10
+    long = replace(message, reasoning="Hm " * 1000)
+    assert not {"content", "reasoning"} & long.event_wire().keys()
+    assert long.wire_bytes > 3000
+
+
 @given(st.integers(0, 2**40), texts, st.booleans(), st.booleans())
 def test_a_text_event_comes_back_and_is_one_line(
     offset: int, delta: str, reasoning: bool, with_logprobs: bool
