@@ -13,11 +13,16 @@ import msgspec
 import pytest
 from redis.exceptions import ResponseError
 
+from engine.client.parsing.anchors import Anchor
+from engine.client.parsing.events import ReasoningDelta, TextDelta
+from engine.client.parsing.grammar import Field, Format, Grammar
+from engine.client.parsing.parser import AnswerParser
 from server.commands import cancel_response as stops
 from server.commands.cancel_response import Canceller
 from server.config.intervals import SHORTENED
 from server.generation.prompts import Prompt
 from server.live.outbox import Outbox
+from server.live.response_log import reasoning_of, text_of
 from server.live.sent_ends import SentEnds
 from server.protocol.client_frames import CancelResponse
 from server.protocol.errors import ApiError
@@ -51,8 +56,10 @@ class Survivor:
     worker: Worker
     engine: ScriptedEngine
 
-    async def orphan(self, *, num_stored: int = NUM_STORED, **changed: Any) -> str:
-        """An answer of a dead worker, which had stored so many tokens of it."""
+    async def orphan(
+        self, *, num_stored: int = NUM_STORED, entries: list[Event] | None = None, **changed: Any
+    ) -> str:
+        """An answer of a dead worker, which had stored so many tokens of it, and these entries."""
         chat = await Chat.create(self.worker.store, uid="local")
         response_id = new_response_id(chat.session_id)
         settings = {"temperature": 0, "max_output_tokens": NUM_TOKENS, "seed": 1, "top_p": 1.0}
@@ -69,6 +76,8 @@ class Survivor:
         if num_stored:
             words = [oracle_word(FIRST + 1 + n) for n in range(num_stored)]
             texts: list[Event] = [TextEvent(len(words[0]) * n, w) for n, w in enumerate(words)]
+            if entries is not None:
+                texts = entries
             started: dict[str, Any] = {"prompt_tokens": 1, "cached_tokens": 0}
             begins = ObjectEvent({"type": "response.in_progress", **started})
             known = {
@@ -122,6 +131,35 @@ async def test_answer_of_a_dead_worker_goes_on_after_what_is_stored(
     assert (record.fence, record.num_tokens) == (2, NUM_TOKENS)
     numbers = [number for number, _ in await survivor.worker.store.runs.events(response_id)]
     assert numbers == list(range(1, record.sequence_number + 1))
+
+
+@pytest.mark.parametrize("num_stored", range(NUM_TOKENS + 1))
+async def test_thoughts_of_a_dead_worker_go_on_after_what_is_stored(
+    survivor: Survivor, num_stored: int
+) -> None:
+    begin, end = (Anchor((oracle_word(number),)) for number in (FIRST + 2, FIRST + 5))
+    grammar = survivor.engine.grammar = Grammar(Format("words", (Field("reasoning", begin, end),)))
+    entries: list[Event] = []
+    parser, lengths = AnswerParser(grammar), {"text": 0, "reasoning": 0}
+    for number in range(num_stored):
+        for event in parser.feed(oracle_word(FIRST + 1 + number)):
+            kind = "reasoning" if isinstance(event, ReasoningDelta) else "text"
+            assert isinstance(event, ReasoningDelta | TextDelta)
+            entries.append(TextEvent(lengths[kind], event.delta))
+            if kind == "reasoning":
+                where = {"text_offset": lengths[kind], "delta": event.delta}
+                entries[-1] = ObjectEvent({"type": "response.reasoning_text.delta", **where})
+            lengths[kind] += len(event.delta)
+    response_id = await survivor.orphan(num_stored=num_stored, entries=entries)
+    record, text = await survivor.adopted(response_id)
+    store = survivor.worker.store
+    message = await store.messages.get(None, record.session_id, record.message_id)
+    words = [oracle_word(FIRST + 1 + number) for number in range(NUM_TOKENS)]
+    assert text == words[0] + "".join(words[5:])
+    assert message.reasoning == "".join(words[2:4]).rstrip()
+    log = [event for _, event in await store.runs.events(response_id)]
+    assert (text_of(log), reasoning_of(log)) == (text, message.reasoning)
+    assert (record.num_tokens, record.sequence_number) == (NUM_TOKENS, len(log))
 
 
 async def test_answer_whose_lease_ended_is_found_without_an_announcement(
