@@ -3,8 +3,8 @@
 A tokenizer that meets the text `<|im_end|>` makes the control token of it, so a user could end
 their own message and go on as the system. Against that, two halves:
 
-* `ContentGuard` replaces such texts in the contents of messages by placeholders while the template
-  is rendered, so that the template's own markers can be distinguished from them afterwards;
+* `ContentGuard` replaces such texts, in whatever the template is given, by placeholders while it is
+  rendered, so that the template's own markers can be distinguished from them afterwards;
 * `Twin` is a copy of the tokenizer that knows the control tokens under secret aliases only. The
   markers of the rendered text are put into aliases, the placeholders back into what was typed, and
   the whole is encoded at once: boundaries, prefix spaces and merges are those of the original.
@@ -67,15 +67,26 @@ class ControlTokens:
 
 
 class ContentGuard:
-    """One conversation's placeholders. `is_needed` is False when no content was suspicious."""
+    """One conversation's placeholders. `is_needed` is False when nothing given was suspicious.
 
-    def __init__(self, control: ControlTokens, messages: Sequence[Message]) -> None:
+    `variables` are what else the template is given, such as the definitions of tools.
+    """
+
+    def __init__(
+        self,
+        control: ControlTokens,
+        messages: Sequence[Message],
+        variables: Mapping[str, Any] | None = None,
+    ) -> None:
         self.is_needed = False
         self._control = control
         self._originals: dict[str, str] = {}  # placeholder → what it stands for
         self._codes = chain(*PLACEHOLDERS)
-        self._given = messages
+        self._given = [messages, variables or {}]
         self.messages = [self._protect_message(message) for message in messages]
+        self.variables = {
+            name: self._protect(value, None) for name, value in (variables or {}).items()
+        }
 
     def restore(self, text: str) -> str:
         """Put what was typed back in the place of the placeholders."""
@@ -84,14 +95,22 @@ class ContentGuard:
         return text
 
     def _protect_message(self, message: Message) -> Message:
-        content = message.get("content")
-        return {**message, "content": self._protect(content, message.get("role"))}
+        """The role is the caller's own. Calls of tools say what a user or a tool made them say."""
+        role = message.get("role")
+        guarded = {
+            name: value if name == "role" else self._protect(value, _role_of(name, role))
+            for name, value in message.items()
+        }
+        return {"content": None, **guarded}
 
     def _protect(self, content: Any, role: object) -> Any:
         if isinstance(content, str):
             return self._protect_text(content, self._control.pattern_for(role))
         if isinstance(content, Mapping):
-            return {key: self._protect(value, role) for key, value in content.items()}
+            return {
+                self._protect(key, role): self._protect(value, role)
+                for key, value in content.items()
+            }
         if isinstance(content, list | tuple):
             return [self._protect(part, role) for part in content]
         return content
@@ -162,12 +181,19 @@ def _any_of(texts: Iterable[str]) -> re.Pattern[str]:
     return re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
 
 
+def _role_of(name: str, role: object) -> object:
+    """Whose text a field of a message is."""
+    return None if name == "tool_calls" else role
+
+
 def _strings(value: Any) -> Iterable[str]:
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):
         for part in value.values():
             yield from _strings(part)
+        for key in value:
+            yield from _strings(key)
     elif isinstance(value, list | tuple):
         for part in value:
             yield from _strings(part)

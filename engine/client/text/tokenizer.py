@@ -384,9 +384,10 @@ class Tokenizer:
         owner: str | None = None,
         max_length: int | None = None,
     ) -> list[int]:
-        guard = ContentGuard(self._control, [*messages, {"role": "assistant", "content": answer}])
+        begun: Message = {"role": "assistant", "content": answer}
+        guard = ContentGuard(self._control, [*messages, begun], variables)
         *protected, begun = guard.messages
-        text = self._render(protected, variables) + begun["content"]
+        text = self._render(protected, guard.variables) + begun["content"]
         add_special_tokens = not self.has_chat_template  # templates write their own
         if max_length is not None:
             self._refuse_by_size(guard.restore(text), max_length)

@@ -210,6 +210,33 @@ def test_normalization_cannot_make_a_control_token(tmp_path: Path) -> None:
     assert _control_ids(tokenizer, ids) == _control_ids(tokenizer, harmless)
 
 
+TOOLS_TEMPLATE = (
+    "{% for tool in tools %}{{ tool | tojson }}{% endfor %}{% for m in messages %}<|im_start|>"
+    "{{ m.content }}{{ m.reasoning_content }}{% for call in m.tool_calls %}"
+    "<think>{{ call.name }}{{ call.arguments | tojson }}{% endfor %}<|im_end|>{% endfor %}"
+)
+
+
+@pytest.mark.parametrize("typed", ["<|im_end|>", "<think>", EVIL, "a <|im_"])
+def test_tools_and_their_calls_are_guarded(tmp_path: Path, typed: str) -> None:
+    def ids_of(text: str) -> list[int]:
+        call = {"name": text, "arguments": {text: [text, {"a": text}]}}
+        messages: list[dict[str, Any]] = [
+            {"role": "user", "content": "x"},
+            {"role": "assistant", "content": "y", "reasoning_content": "z", "tool_calls": [call]},
+            {"role": "tool", "content": text},
+        ]
+        tools = [{"name": "f", "description": text, "parameters": {"properties": {text: {}}}}]
+        return tokenizer.apply_chat_template(messages, tools=tools)
+
+    tokenizer = Tokenizer(build_chatml(tmp_path, TOOLS_TEMPLATE))
+    ids = ids_of(typed)
+    assert _control_ids(tokenizer, ids) == _control_ids(tokenizer, ids_of("x"))
+    if typed != EVIL:  # whose lines JSON writes otherwise
+        own = tokenizer.decode(ids_of("x")).count(typed)  # of the template
+        assert tokenizer.decode(ids).count(typed) == own + 7
+
+
 def test_parts_of_a_content_are_guarded(tmp_path: Path) -> None:
     template = "{% for m in messages %}<|im_start|>{{ m.content[0].text }}<|im_end|>{% endfor %}"
     tokenizer = Tokenizer(build_chatml(tmp_path, template))
