@@ -57,6 +57,7 @@ class ImportedMessage(Struct, frozen=True):
     created_at: Annotated[int, Meta(ge=0, le=MAX_INTEGER)] | None = None
     model: Annotated[str, Meta(max_length=200)] | None = None
     usage: ImportedUsage | None = None
+    reasoning: str | None = None  # of an answer
 
 
 class ImportedSession(Struct, frozen=True):
@@ -107,6 +108,7 @@ def parse_import(data: bytes, model: str) -> Draft:
                 now_ms if imported.created_at is None else imported.created_at,
                 usage=None if imported.usage is None else msgspec.to_builtins(imported.usage),
                 model=imported.model,
+                reasoning=_reasoning(imported, where),
             )
         )
     if body.head is not None and body.head not in ids:
@@ -126,6 +128,15 @@ def _check_place(
         raise invalid_field(f"{where}.parent_id", "no message before this one has that id")
     if imported.role == "assistant" and roles.get(imported.parent_id) != "user":
         raise invalid_field(f"{where}.parent_id", "an answer follows a user's message")
+
+
+def _reasoning(imported: ImportedMessage, where: str) -> str | None:
+    """What a model has thought is the text of an answer, and as long at most."""
+    reasoning = imported.reasoning if imported.role == "assistant" else None
+    if reasoning is not None and len(reasoning.encode()) > MAX_ANSWER_BYTES:
+        message = f"a message has thought more than {MAX_ANSWER_BYTES} bytes"
+        raise ApiError("message_too_large", message, param=f"{where}.reasoning")
+    return reasoning or None
 
 
 def _text(imported: ImportedMessage, where: str) -> str:

@@ -92,6 +92,14 @@ def test_imported_texts_have_the_limits_of_the_live_path() -> None:
         assert refusal(file(*first, beyond)).code == "message_too_large"
 
 
+def test_an_imported_answer_keeps_its_thoughts_and_a_question_has_none() -> None:
+    thinking = {"reasoning": "Hm."}
+    draft = parse_import(file({**QUESTION, **thinking}, {**ANSWER, **thinking}), "m")
+    assert [message.reasoning for message in draft.messages] == [None, "Hm."]
+    error = refusal(file(QUESTION, {**ANSWER, "reasoning": "x" * (MAX_ANSWER_BYTES + 1)}))
+    assert (error.code, error.param) == ("message_too_large", "messages[1].reasoning")
+
+
 @pytest.mark.row("B48")
 def test_an_imported_answer_may_have_used_more_tokens_than_any_context_holds() -> None:
     usage = dict.fromkeys(("input_tokens", "cached_tokens", "output_tokens"), MAX_USAGE_TOKENS)
