@@ -26,7 +26,7 @@ from engine.beam_search import BeamSearchParams
 from engine.client.args import EngineArgs
 from engine.client.control import EngineControl
 from engine.client.lora.adapters import check_lora
-from engine.client.parsing.formats import grammar_of
+from engine.client.parsing.formats import FORMATS, grammar_of
 from engine.client.parsing.grammar import Grammar
 from engine.client.parsing.marks import AddedToken, Marks
 from engine.client.parts import EngineParts, constructor_args, release, start_parts
@@ -71,12 +71,14 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-PROMPT_END_TOKENS = 4096  # in which a prompt begins the answer, with what that has already
+PROMPT_END_TOKENS = 256  # in which a prompt begins the answer
 MAX_TURN_SECONDS = 0.05  # of sending the answers to one prompt, before the event loop gets a turn
 
 
 class AsyncLLM(EngineControl):
     """An engine. Made by `from_engine_args`, `connect` or a call, ended by `shutdown`."""
+
+    _answer_format: str | None = None  # that was named; None: what the checkpoint says
 
     def __init__(
         self,
@@ -147,6 +149,7 @@ class AsyncLLM(EngineControl):
         stall_seconds: float = STALL_SECONDS,
         resubmit: bool = True,
         tracing: "Tracing | None" = None,
+        answer_format: str | None = None,
     ) -> "AsyncLLM":
         """Join a core that somebody else starts and watches; it may not be there yet.
 
@@ -160,7 +163,10 @@ class AsyncLLM(EngineControl):
         text; a stream ends with finish reason `error` if two cores in a row died before it had
         another token, or if there is none for 60 s. Without `resubmit` they raise
         `EngineDeadError`. `tracing` gets the spans of requests, and stays open after `shutdown`.
+        `answer_format` names that of `answer_grammar`, whatever the checkpoint says.
         """
+        if answer_format is not None and answer_format not in FORMATS:
+            raise refuse("answer_format", answer_format, f"must be one of {', '.join(FORMATS)}")
         if not isinstance(tokenizer, Tokenizer):
             tokenizer = Tokenizer(tokenizer or model)
         own_tokenizer = tokenizer
@@ -185,6 +191,7 @@ class AsyncLLM(EngineControl):
                 tracing=tracing,
             )
         )
+        engine._answer_format = answer_format
         with contextlib.suppress(RuntimeError):  # no event loop yet
             client.attach()
         return engine
@@ -492,6 +499,7 @@ class AsyncLLM(EngineControl):
             tokenizer.chat_template.source if tokenizer.has_chat_template else "",
             itertools.starmap(AddedToken, tokenizer.added_tokens),
             tokenizer.response_template,
+            self._answer_format,
         )
 
     def prompt_end(self, prompt_token_ids: Sequence[int], marks: Marks) -> str:

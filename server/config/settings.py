@@ -12,7 +12,7 @@ import secrets
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
@@ -43,6 +43,21 @@ CHOICES = {
     "quantize": ("int8", "int4"),
     "kv_cache_dtype": ("auto", "int8"),
 }
+
+
+AnswerFormat = Literal[  # of engine/client/parsing/formats.py
+    "hermes",
+    "qwen_xml",
+    "glm",
+    "llama",
+    "mistral_list",
+    "mistral",
+    "deepseek",
+    "deepseek_fenced",
+    "harmony",
+    "think",
+    "plain",
+]
 
 
 class ConfigError(Exception):
@@ -108,6 +123,11 @@ class Settings(BaseSettings):
         ge=0,
         le=100_000,
         description="Answers that may wait for the engine; more are refused. 0 = unlimited.",
+    )
+    answer_format: AnswerFormat | None = Field(
+        None,
+        description="How models write their thoughts, the same for all: plain is text alone. "
+        "[default: what a checkpoint's files say]",
     )
     kv_cache_memory_bytes: int | None = Field(
         None, ge=1, description="Memory for keys and values. [default: the engine's choice]"

@@ -25,6 +25,7 @@ class ConnectOptions(msgspec.Struct, frozen=True, kw_only=True):
     folder: str  # of the model
     name: str  # of the model, as clients call it
     max_num_queued_reqs: int | None = None
+    answer_format: str | None = None
 
 
 def connect(
@@ -49,6 +50,7 @@ def connect(
         max_num_queued_reqs=given.max_num_queued_reqs,
         on_core_state=on_core_state,
         tracing=tracing,
+        answer_format=given.answer_format,
     )
 
 

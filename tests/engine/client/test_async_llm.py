@@ -90,6 +90,18 @@ async def test_resumed_tokens_and_priority_go_to_the_core(
     assert (request.resume_token_ids, request.priority) == ([A], 3)
 
 
+async def test_an_answers_format_may_be_named(engine: AsyncLLM) -> None:
+    assert engine.answer_grammar.format.name == "think"
+    assert engine.prompt_end([A, B], Marks()) == "ab"
+    named = AsyncLLM.connect("ipc://x", model="", tokenizer=engine.tokenizer, answer_format="glm")
+    try:
+        assert named.answer_grammar.format.name == "glm"
+    finally:
+        named.shutdown()
+    with pytest.raises(ValidationError, match="must be one of hermes"):
+        AsyncLLM.connect("x", model="", tokenizer=engine.tokenizer, answer_format="yaml")
+
+
 async def test_resumed_text_has_marks_if_the_request_has(engine: AsyncLLM) -> None:
     assert engine._client.ready is not None
     engine._client.ready = msgspec.structs.replace(engine._client.ready, eos_token_ids=[B, C])

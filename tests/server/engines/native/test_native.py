@@ -3,20 +3,21 @@ import os
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 import pytest
 
 from engine import AsyncLLM, demo_model
-from server.config.settings import load_settings
+from engine.client.parsing.formats import FORMATS
+from server.config.settings import AnswerFormat, load_settings
 from server.engines.client import EngineClient, UnsupportedModelError
 from server.engines.managed import EngineSetupError
 from server.engines.native import connect, manage, served_model
 from server.engines.native.connection import ConnectOptions
 from server.engines.native.core_keeper import CoreKeeper
 from server.engines.native.fingerprint import model_fingerprint
-from server.engines.native.preparation import core_config
+from server.engines.native.preparation import connect_options, core_config
 
 
 def test_the_core_goes_by_priority_and_logs_as_the_server_does() -> None:
@@ -25,6 +26,18 @@ def test_the_core_goes_by_priority_and_logs_as_the_server_does() -> None:
     assert (config.scheduling_policy, config.log_format) == ("priority", "text")
     assert config.runner == "generate"  # a model that classifies has nothing to say in a chat
     assert (config.model, config.max_num_seqs, config.pace) == (str(demo_model()), 7, 50.0)
+
+
+@pytest.mark.parametrize("name", [None, "glm"])
+def test_workers_read_answers_as_the_operator_says(name: str | None) -> None:
+    assert set(get_args(AnswerFormat)) == set(FORMATS)
+    settings = load_settings({} if name is None else {"answer_format": name}, {})
+    options = connect_options(settings, settings.models[0], demo_model(), "ipc:///tmp/core")
+    engine = connect(options, on_core_state=lambda state, reason: None)
+    try:
+        assert engine.answer_grammar.format.name == (name or "plain")
+    finally:
+        engine.shutdown()
 
 
 @pytest.mark.parametrize(
