@@ -39,9 +39,10 @@ test("a name has a bound", () => assert.ok(nameOf(`gantt\ntitle ${"x".repeat(500
 test("what a name is made of is read in a time that grows with the text alone", () => {
   for (const piece of ["---\n", "%%", " ", "\n", "title ", "`".repeat(3)]) {
     const text = piece.repeat(20_000 / piece.length);
-    const began = performance.now();
+    const began = process.cpuUsage();
     nameOf(text);
     isClosed(text);
-    assert.ok(performance.now() - began < 1000, JSON.stringify(piece));
+    const { user, system } = process.cpuUsage(began); // microseconds; the clock also counts who else works
+    assert.ok(user + system < 1e6, JSON.stringify(piece));
   }
 });
