@@ -286,8 +286,9 @@ class Scheduler:
         None means until a message comes. A message always wakes the loop.
         """
         times = []
-        if self.config.pace and self.running:
-            times.append(min(sequence.due_tick for sequence in self.running) / self.config.pace)
+        ticks = [it.due_tick for it in self.running if not it.waits_for_grammar]
+        if self.config.pace and ticks:
+            times.append(min(ticks) / self.config.pace)
         if self.sequences and (check := self.deadlines.next_check) is not None:
             times.append(check)
         return min(times) if times else None

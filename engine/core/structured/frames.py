@@ -55,6 +55,7 @@ class Verdict(Frame, frozen=True):
 
     problem: str = ""
     warnings: list[str] = []
+    is_certain: bool = True  # False: another time it may be another
 
 
 class Try(Frame, frozen=True):

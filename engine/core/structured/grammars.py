@@ -32,7 +32,7 @@ logger = logging.getLogger("engine.core")
 REFUSED = "grammar_refused"  # the code of a request's end: its own doing
 UNUSABLE = "unsupported_parameter"  # likewise: this model cannot do it
 MAX_VERDICTS = 512  # that are remembered, by the hash of the grammar
-MAX_LOSSES = 3  # maskers that may die under a sequence, without one that dies under it alone
+MAX_LOSSES = 3  # maskers that may die under a sequence in a row, and under others as well
 
 
 class Matcher:
@@ -224,7 +224,10 @@ class Grammars:
         verdict = self._verdicts.get(matcher.key)
         if verdict is None:
             assert self._processes is not None
-            verdict = self._verdicts[matcher.key] = self._processes.prove(matcher.source)
+            verdict = self._processes.prove(matcher.source)
+            if not verdict.is_certain:
+                return verdict
+            self._verdicts[matcher.key] = verdict
         self._verdicts.move_to_end(matcher.key)
         while len(self._verdicts) > MAX_VERDICTS:
             self._verdicts.popitem(last=False)

@@ -102,9 +102,7 @@ class StepMasks:
                 states = link.steps.receive(Masked, MASK_SECONDS).rows
             except (OSError, EOFError, msgspec.DecodeError) as error:
                 logger.error("a masker has ended in a step of %d: %r", len(self._rows), error)
-                masks.lose(link)
-                for sequence in self._sequences:
-                    sequence.matcher.num_losses += 1
+                masks.lose(link, self._sequences)
         if states is None:
             for sequence in self._sequences:
                 masks.grammars.wait_for(sequence)
@@ -119,6 +117,7 @@ class StepMasks:
             if state.state in (MASKED, ENDED):
                 matcher: Matcher = sequence.matcher
                 matcher.link, matcher.num_consumed = self._link, length
+                matcher.num_losses = 0
                 places.append(place)
                 rows.append(row)
                 ended += [row] if state.state == ENDED else []
@@ -159,14 +158,16 @@ class Masks:
                 link.steps.send(step)
             except OSError as error:
                 logger.error("a masker has ended: %r", error)
-                self.lose(link)
+                self.lose(link, of)
                 link = None
         self.pending = StepMasks(self, link, rows, of)
         return self.pending
 
-    def lose(self, link: Link) -> None:
+    def lose(self, link: Link, sequences: Collection[Sequence]) -> None:
         """Its masker is gone, or too late: the next `Grammars.wait_for` has another one started."""
         link.is_lost = True
+        for sequence in sequences:
+            sequence.matcher.num_losses += 1
 
     def fences(
         self,

@@ -83,6 +83,8 @@ class Zygote:
         _, status = os.waitpid(pid, 0)
         with contextlib.suppress(msgspec.DecodeError, TypeError):
             return msgspec.msgpack.decode(content or b"", type=Verdict)
+        if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL:
+            return Verdict("there was no time to compile it", is_certain=False)
         return Verdict(_why_it_ended(status))
 
     def _start_masker(self) -> None:
@@ -114,7 +116,7 @@ class _ending_here(contextlib.AbstractContextManager[None]):
 
 def _why_it_ended(status: int) -> str:
     number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
-    if number in (signal.SIGPROF, signal.SIGKILL):
+    if number == signal.SIGPROF:
         return "it takes too long to compile"
     if number == signal.SIGABRT:  # so Rust ends where there is none
         return "it needs too much memory to compile"

@@ -116,6 +116,16 @@ def test_a_running_one_that_waits_again_is_not_computed() -> None:
     assert "a" in run.step()
 
 
+def test_the_loop_does_not_wake_for_the_pace_of_one_that_waits() -> None:
+    run = Run(make_scheduler(pace=10.0))
+    run.add("a", structured_outputs=FORM, max_tokens=9)
+    run.step()
+    assert run.scheduler.next_due() is not None
+    (sequence,) = run.scheduler.running
+    sequence.waits_for_grammar = True
+    assert run.scheduler.next_due() is None
+
+
 def test_a_token_after_which_nothing_may_follow_ends_the_answer() -> None:
     run = Run(make_scheduler(), FakeModel(lambda sequence: SampledToken(7, is_end=True)))
     run.add("a", structured_outputs=FORM, max_tokens=1, min_tokens=1, ignore_eos=True)

@@ -100,6 +100,18 @@ def test_one_under_which_too_many_maskers_die_ends(mortal: Walker) -> None:
     assert error is not None and error[0] == REFUSED
 
 
+def test_the_count_of_losses_begins_anew_with_each_token(mortal: Walker) -> None:
+    mortal.add("a", {"regex": "[ab]{300}"}, max_tokens=400)
+    mortal.engine.wait_for_grammars()
+    for _ in range(2 * MAX_LOSSES):
+        os.kill(masker_of(mortal), signal.SIGKILL)
+        mortal.engine.step()
+        mortal.engine.wait_for_grammars()
+        mortal.engine.step()
+    mortal.engine.run()
+    assert mortal.engine.ends["a"].finish_reason == "stop"
+
+
 def test_masks_that_do_not_come_are_not_waited_for_for_ever(
     mortal: Walker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
