@@ -12,6 +12,7 @@ import msgspec
 
 LENGTH_BYTES = 4
 MAX_FRAME_BYTES = 64 * 2**20
+PROOF_SECONDS = 2.0  # of processor time, for which a grammar may be compiled
 
 # States of a row after its mask was made.
 MASKED = 0

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from engine.core.structured.frames import (
+    PROOF_SECONDS,
     Channel,
     Prove,
     Setup,
@@ -21,7 +22,6 @@ from engine.core.structured.frames import (
     Try,
     Verdict,
 )
-from engine.core.structured.proof import PROOF_SECONDS
 
 MODULE = "engine.core.structured.zygote"
 START_SECONDS = 60.0  # to read a large tokenizer beside other work

@@ -10,9 +10,8 @@ import signal
 import llguidance
 
 from engine.core.structured.compiling import compile_source, describe
-from engine.core.structured.frames import Source, Verdict
+from engine.core.structured.frames import PROOF_SECONDS, Source, Verdict
 
-PROOF_SECONDS = 2.0  # of processor time
 PROOF_BYTES = 512 * 2**20  # beside what the process has at its start
 NUM_TRIAL_TOKENS = 24
 MAX_WARNINGS = 16

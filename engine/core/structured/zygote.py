@@ -25,6 +25,7 @@ import llguidance
 import msgspec
 
 from engine.core.structured.frames import (
+    PROOF_SECONDS,
     Channel,
     Prove,
     Request,
@@ -33,7 +34,7 @@ from engine.core.structured.frames import (
     Verdict,
 )
 from engine.core.structured.masker import Masker
-from engine.core.structured.proof import PROOF_SECONDS, confine, prove
+from engine.core.structured.proof import confine, prove
 
 PATIENCE = 10.0  # of the clock, for each second of processor time: others want theirs, too
 MAX_VERDICT_BYTES = 1 << 20

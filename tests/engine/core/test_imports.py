@@ -14,7 +14,10 @@ from engine import AsyncEngineArgs, CoreProcess, PrivateDirectory, demo_model
 from tests.helpers.built_kernels import needs_kernels
 from tests.helpers.patience import PATIENCE
 
-NOT_NEEDED = ("transformers", "sympy", "torch._dynamo", "torch._inductor", "torch.onnx", "gguf")
+NOT_NEEDED = (
+    *("transformers", "sympy", "torch._dynamo", "torch._inductor", "torch.onnx", "gguf"),
+    "llguidance",
+)
 OF_CLIENTS = ("engine.client", "engine.faces", "engine.scaffolding", "jinja2", "tokenizers")
 
 
