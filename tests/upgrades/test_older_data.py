@@ -4,47 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-import urllib.error
-import urllib.request
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
 from html import escape
-from pathlib import Path
 from typing import Any
 
-import pytest
-
 from tests.end_to_end.clients.http_client import Http
-from tests.end_to_end.site.harness import Client, Server
-from tests.helpers.patience import PATIENCE
+from tests.end_to_end.site.harness import Client
 from tests.helpers.tiny_model import oracle_word
-from tests.upgrades.older_data import restore
-
-
-@dataclass(frozen=True)
-class Opened:
-    """The newest version on the data of an older one."""
-
-    server: Server
-    expected: dict[str, Any]
-
-
-@contextmanager
-def opening(model: Path, folder: Path) -> Iterator[Opened]:
-    older = restore("0.1.0", folder / "data")
-    server = Server(older.directory, model, PARLEY_PACE="200")
-    try:
-        yield Opened(server.start(), older.expected)
-    finally:
-        server.close()
-
-
-@pytest.fixture(scope="module")
-def opened(oracle_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Opened]:
-    """Opened once, for tests that only read."""
-    with opening(oracle_model, tmp_path_factory.mktemp("upgrade")) as opened:
-        yield opened
+from tests.upgrades.conftest import Opened
 
 
 def holds(new: Any, old: Any) -> bool:
@@ -62,7 +28,8 @@ def holds(new: Any, old: Any) -> bool:
     return bool(new == old)
 
 
-def test_every_session_branch_export_and_share_link_is_as_it_was(opened: Opened) -> None:
+def test_all_that_was_shown_to_users_and_strangers_is_as_it_was(opened: Opened) -> None:
+    """Every session, branch, export, queue and share link; presets, and names of models."""
     for path, old in opened.expected["answers"].items():
         assert holds(opened.server.get_json(path), old), path
 
@@ -95,38 +62,32 @@ def test_the_log_of_a_finished_answer_is_replayed_as_it_was(opened: Opened) -> N
         assert status == 200 and events_of(new.decode()) == events_of(old)
 
 
-def events_of(stream: str) -> list[tuple[str, str, str]]:
-    """Kind, id and text of each event that is part of the log."""
-    found = []
+def events_of(stream: str) -> list[tuple[object, ...]]:
+    """Kind, id, text and logprobs of each event that is part of the log."""
+    found: list[tuple[object, ...]] = []
     for block in stream.split("\n\n"):
         fields = dict(line.split(": ", 1) for line in block.splitlines() if ": " in line)
         if "id" in fields:
             data = json.loads(fields["data"])
-            found.append((fields["event"], fields["id"], data.get("delta", "")))
+            said = (data.get("delta", ""), data.get("logprobs"))
+            found.append((fields["event"], fields["id"], *said))
     return found
 
 
-async def test_a_chat_of_the_older_version_goes_on(oracle_model: Path, tmp_path: Path) -> None:
-    with opening(oracle_model, tmp_path) as opened:
-        listed = opened.expected["answers"]["/v1/sessions"]["sessions"]
-        session = next(one["id"] for one in listed if one["title"] == "Drei Äste")
-        path = f"/v1/sessions/{session}/messages"
-        before = opened.expected["answers"][path]["messages"]
-        async with Client(opened.server) as client:
-            reply = await client.reply("session.subscribe", session_id=session)
-            assert reply["type"] == "session.subscribed", reply
-            settings = {"temperature": 0, "max_output_tokens": 3}
-            response = await client.ask(session, oracle_word(30), settings=settings)
-            assert (await client.done(response)).final
-        after = (await asyncio.to_thread(opened.server.get_json, path))["messages"]
-        assert holds(after[: len(before)], before) and len(after) == len(before) + 2
+async def test_a_chat_of_the_older_version_goes_on(used: Opened) -> None:
+    listed = used.expected["answers"]["/v1/sessions"]["sessions"]
+    session = next(one["id"] for one in listed if one["title"] == "Drei Äste")
+    path = f"/v1/sessions/{session}/messages"
+    before = used.expected["answers"][path]["messages"]
+    async with Client(used.server) as client:
+        reply = await client.reply("session.subscribe", session_id=session)
+        assert reply["type"] == "session.subscribed", reply
+        settings = {"temperature": 0, "max_output_tokens": 3}
+        response = await client.ask(session, oracle_word(30), settings=settings)
+        assert (await client.done(response)).final
+    after = (await asyncio.to_thread(used.server.get_json, path))["messages"]
+    assert holds(after[: len(before)], before) and len(after) == len(before) + 2
 
 
 def test_a_cookie_of_the_older_version_is_still_its_user_s(opened: Opened) -> None:
-    request = urllib.request.Request(
-        opened.server.url + "/v1/sessions", headers={"Cookie": opened.expected["cookie"]}
-    )
-    with urllib.request.urlopen(request, timeout=PATIENCE) as answer:
-        listed = json.loads(answer.read())["sessions"]
-    old = opened.expected["answers"]["/v1/sessions"]["sessions"]
-    assert {one["id"] for one in old} <= {one["id"] for one in listed}
+    assert opened.shown_to_browser(opened.expected["cookie"]) == opened.sessions
