@@ -111,7 +111,7 @@ def load_core(config: EngineConfig) -> tuple[EngineCore, Ready]:
     from engine.core.models.loader import choose_device, load_model
     from engine.core.models.lora.shelf import AdapterShelf
     from engine.core.ops import library as ops
-    from engine.core.runner.memory import RunnerMemory
+    from engine.core.runner.memory import RunnerMemory, return_free_memory
     from engine.core.runner.model_runner import ModelRunner
     from engine.core.sampling.logits_processors import LogitsProcessors
     from engine.core.structured.grammars import Grammars
@@ -180,6 +180,7 @@ def load_core(config: EngineConfig) -> tuple[EngineCore, Ready]:
     )
     gc.collect()
     gc.freeze()  # the model is not garbage: do not look at it again
+    return_free_memory(device)  # which loading has needed in small pieces
     core = EngineCore(
         scheduler,
         translate_out_of_memory(runner.launch),

@@ -101,7 +101,7 @@ class Model:
                     packed.fill_numbers(layer, numbers_of(weight, BITS[format], part_inputs))
             return packed
 
-        packed = {
+        packed: dict[str, Any] = {
             "qkv": pack(layers, num_qkv, hidden),
             "attention_out": pack(layers, hidden, heads * head_dim),
             "gate_up": pack(layers, gated, hidden, is_gate_up=True),

@@ -1,24 +1,27 @@
 """`read_weights`: the weights of a checkpoint one after another, whatever files they lie in."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import EllipsisType
-from typing import Any
+from typing import Any, Self
 
 import torch
 from safetensors import safe_open
 from torch import Tensor
 
 from engine.core.models.checkpoint import Checkpoint
-from engine.core.models.gguf.headers import GgufTensor
+from engine.core.models.gguf.headers import GgufTensor, pieces_of
 from engine.core.models.quantized.floats import read_floats
 from engine.core.models.quantized.numbers import number_kind, read_numbers
+from engine.core.ops.decoder_step import TokenTable
 from engine.core.ops.numbers import Numbers, join
+from engine.core.ops.packing import PANEL_OUTPUTS
 from engine.folder.quantized.layouts import QuantizedTensor
 from engine.folder.weight_headers import StoredTensor
 
 _FLOATS = frozenset(("F32", "F16", "BF16"))
+PIECE_NUMBERS = 1 << 25  # read at once: an output layer as a whole is an eighth of a small model
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +41,29 @@ class StoredWeight:
         from engine.core.models.gguf.weights import read_tensor  # for no other format
 
         return read_tensor(self.tensor, dtype)
+
+    def pieces(self) -> Iterator[tuple[int, Self]]:
+        """Some rows after the other, of whole panels, with the number of the first of them.
+
+        All at once, if they cannot be read apart.
+        """
+        if not isinstance(self.tensor, GgufTensor):
+            yield 0, self
+            return
+        num_panels = max(1, PIECE_NUMBERS // (PANEL_OUTPUTS * self.shape[1]))
+        for first, tensor in pieces_of(self.tensor, num_panels * PANEL_OUTPUTS):
+            yield first, replace(self, tensor=tensor)
+
+    def as_table(self, dtype: torch.dtype) -> TokenTable | None:
+        """For lookups, as it lies in its file; None if that takes no less than floats."""
+        tensor = self.tensor
+        if type(tensor) is not GgufTensor or tensor.num_interleaved_heads:
+            return None
+        if tensor.row_bytes >= tensor.shape[1] * dtype.itemsize:
+            return None
+        from engine.core.models.gguf.token_blocks import TokenBlocks
+
+        return TokenBlocks(tensor, dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +130,22 @@ def weight_of(module: Any) -> Tensor:
     return weight if stored is None else stored.read_floats(weight.dtype)
 
 
+def pieces_of_weight(module: Any) -> Iterator[tuple[int, Tensor]]:
+    """The same in pieces: some rows after the other, with the number of the first of them."""
+    stored: StoredWeight | None = getattr(module, "stored", None)
+    if stored is None:
+        yield 0, module.weight
+        return
+    for first, piece in stored.pieces():
+        yield first, piece.read_floats(module.weight.dtype)
+
+
+def table_of(module: Any) -> TokenTable | None:
+    """The module's weight as it lies in its file, for lookups, if that takes less memory."""
+    stored: StoredWeight | None = getattr(module, "stored", None)
+    return None if stored is None else stored.as_table(module.weight.dtype)
+
+
 class LazyWeight:
     """A weight that is read when it is asked for, as transformers asks: by `[...]`.
 
@@ -163,12 +205,15 @@ def read_or_find_weights(
 ) -> Iterator[tuple[str, Tensor | StoredWeight]]:
     """The same, but matrices of codes stay in their file, of whole numbers if `keeps_numbers`.
 
-    Those of which the kernels take no packed form are floats.
+    Those of which the kernels take no packed form are floats. Floats of a GGUF file, which is not
+    mapped, stay there, too: all of them would be in memory twice.
     """
     for name, weight in lazy_weights(checkpoint, dtype).items():
         tensor = checkpoint.tensors[name]
         if stored := find_weight(tensor, keeps_numbers=keeps_numbers):
             yield name, stored
+        elif isinstance(tensor, GgufTensor) and len(tensor.shape) == 2:
+            yield name, StoredWeight(tensor)
         else:
             yield name, weight[...]
 

@@ -35,6 +35,19 @@ class DecoderCache(NamedTuple):
     scales: Tensor | None  # of int8: [layers, num_blocks, 2, num_kv_heads, 16] float32
 
 
+class TokenTable(Protocol):
+    """Embeddings that are kept as something else, of which each step's tokens are looked up."""
+
+    @property
+    def window(self) -> Tensor:
+        """[vocab, hidden], as the op reads it. Its first rows are those of the last tokens."""
+        ...
+
+    def look_up(self, input_ids: Tensor) -> Tensor:
+        """Write the rows of these tokens into the window: where each is there, [num_rows]."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class DecoderWeights:
     """All weights, packed. Norms and biases are float32."""
@@ -48,6 +61,7 @@ class DecoderWeights:
     gate_up: PackedWeight  # panels of both in turn
     down: PackedWeight
     head: PackedWeight
+    table: TokenTable | None = None  # whose window `embeddings` is, if it is one
 
 
 class DecoderSettings(NamedTuple):

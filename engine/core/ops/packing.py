@@ -83,10 +83,10 @@ class PackedWeight:
         """With padding."""
         return self.panels.shape[2] * INTERLEAVED[self.format]
 
-    def fill(self, layer: int, weight: Tensor) -> None:
-        """Pack the weight of one layer, [num_outputs, num_inputs]."""
+    def fill(self, layer: int, weight: Tensor, first_output: int = 0) -> None:
+        """Pack the weight of one layer, [num_outputs, num_inputs], or a piece of whole panels."""
         zero, interleaved = 0, self.panels.shape[-1]
-        for panels, slab in _slabs(weight):
+        for panels, slab in _slabs(weight, first_output // PANEL_OUTPUTS):
             if self.format == "int4":
                 self._put(layer, panels, four_bits.quantize(slab))
                 continue
@@ -96,14 +96,18 @@ class PackedWeight:
                 self.scales[layer, panels] = to_panels(scales, 1).squeeze(-1)
             self.panels[layer, panels] = to_panels(slab, interleaved, zero)
 
-    def fill_numbers(self, layer: int, numbers: Numbers) -> None:
-        """Pack the weight of one layer as it is, into as many bits as it has, or into more."""
+    def fill_numbers(self, layer: int, numbers: Numbers, first_output: int = 0) -> None:
+        """Pack the weight of one layer as it is, into as many bits as it has, or into more.
+
+        Or a piece of it, of whole panels.
+        """
         assert self.scales is not None and numbers.bits <= BITS[self.format]
         numbers = numbers.in_parts_of(_part_inputs(self.num_inputs, self.scales.shape[2]))
         if _has_least(self.panels, self.scales):
             numbers = numbers.with_least()
-        for panels, codes in _slabs(numbers.codes):
-            rows = slice(panels.start * PANEL_OUTPUTS, panels.stop * PANEL_OUTPUTS)
+        for panels, codes in _slabs(numbers.codes, first_output // PANEL_OUTPUTS):
+            first = panels.start * PANEL_OUTPUTS - first_output
+            rows = slice(first, first + len(codes))
             least = None if numbers.least is None else numbers.least[rows]
             part = numbers._replace(codes=codes, scales=numbers.scales[rows], least=least)
             self._put(layer, panels, part.in_bits(BITS[self.format]))
@@ -183,11 +187,13 @@ def _of_words(panels: Tensor, format: str) -> Tensor:
     return words.six_bits_of_words(panels) if format == "int6" else panels
 
 
-def _slabs(weight: Tensor) -> Iterator[tuple[slice, Tensor]]:
+def _slabs(weight: Tensor, first_panel: int) -> Iterator[tuple[slice, Tensor]]:
     """Outputs of whole panels in turn, and the places of these panels among all."""
     num_panels = max(1, SLAB_WEIGHTS // (PANEL_OUTPUTS * weight.shape[1]))
-    for index, slab in enumerate(torch.split(weight, num_panels * PANEL_OUTPUTS)):
-        yield slice(index * num_panels, (index + 1) * num_panels), slab
+    for slab in torch.split(weight, num_panels * PANEL_OUTPUTS):
+        last_panel = first_panel + -(-len(slab) // PANEL_OUTPUTS)
+        yield slice(first_panel, last_panel), slab
+        first_panel = last_panel
 
 
 def to_panels(weight: Tensor, interleaved: int, zero: int = 0) -> Tensor:

@@ -63,7 +63,7 @@ class RunnerMemory:
         if level > 1:
             drop_weights(self._runner.loaded)
             self._has_weights = False
-        _return_free_memory(device)
+        return_free_memory(device)
 
     def take_again(self, tag: str) -> None:
         """Raises UnsupportedModelError if files have changed or memory is short.
@@ -101,7 +101,7 @@ class RunnerMemory:
             self._warmer.start()
 
 
-def _return_free_memory(device: torch.device) -> None:
+def return_free_memory(device: torch.device) -> None:
     """To the system: torch keeps a GPU's, and the C library what lay in small pieces."""
     if device.type == "cuda":
         torch.cuda.empty_cache()

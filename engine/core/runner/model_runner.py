@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from engine.config import EngineConfig
+from engine.core.models.fused.decoder import FusedDecoder
 from engine.core.models.fused.gpu_decoder import GpuDecoder
 from engine.core.models.loader import LoadedModel
 from engine.core.runner.answer_trial import check_answers, trial_parts
@@ -72,6 +73,8 @@ class ModelRunner:
             probe.check()
             if config.batch_invariant:
                 logger.info("on a GPU the last bits of logits may depend on the batch")
+        if isinstance(loaded.fused, FusedDecoder):
+            loaded.fused.drop_logits()  # the probe's have as many rows as no step needs again soon
         if isinstance(loaded.fused, GpuDecoder) and not config.enforce_eager:
             if loaded.device.type == "cuda":
                 self.record_decodes()

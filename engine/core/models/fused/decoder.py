@@ -102,6 +102,10 @@ class FusedDecoder:
     def drop_weights(self) -> None:
         """Give their memory back. It computes nothing any more."""
         self._weights = self.loaded = None
+        self.drop_logits()
+
+    def drop_logits(self) -> None:
+        """Give back what the widest step so far has needed: the next one takes what it needs."""
         self._memory = self._logits = torch.empty((0, self.shape.vocab_size))
 
     def forward(self, batch: Batch) -> Tensor:
@@ -114,8 +118,9 @@ class FusedDecoder:
         num_wanted = batch.num_wanted
         if self._logits.shape[0] != num_wanted:
             self._resize_logits(num_wanted)
+        table = self.weights.table
         inputs = StepInput(
-            batch.input_ids,
+            batch.input_ids if table is None else table.look_up(batch.input_ids),
             batch.positions,
             batch.slot_mapping,
             batch.block_tables,

@@ -7,7 +7,12 @@ import torch
 from torch import Tensor
 
 from engine.core.models.fused.shape import DecoderShape, drop_weights
-from engine.core.models.stored_weights import numbers_of, weight_of
+from engine.core.models.stored_weights import (
+    numbers_of,
+    pieces_of_weight,
+    table_of,
+    weight_of,
+)
 from engine.core.ops import numbers
 from engine.core.ops.decoder_step import DecoderWeights
 from engine.core.ops.packing import PARTS, PackedWeight, join_gate_up
@@ -43,13 +48,20 @@ class Stack:
             self.packed = PackedWeight.allocate(len(modules), num_outputs, num_inputs, format)
 
     def fill(self, layer: int) -> None:
-        """Pack the weights of one layer."""
+        """Pack the weights of one layer: one that is joined with no other piece by piece."""
         modules = self._modules[layer]
-        if not self._keeps_numbers:
+        stored = [each for module in modules if (each := numbers_of(module))]
+        if self._keeps_numbers and len(stored) == 1:
+            for first, piece in stored[0].pieces():
+                self.packed.fill_numbers(layer, piece.read(), first)
+        elif self._keeps_numbers:
+            joined = numbers.join([each.read() for each in stored], self._join)
+            self.packed.fill_numbers(layer, joined)
+        elif len(modules) == 1:
+            for first, weight in pieces_of_weight(modules[0]):
+                self.packed.fill(layer, weight, first)
+        else:
             self.packed.fill(layer, self._join([weight_of(module) for module in modules]))
-            return
-        found = [stored.read() for module in modules if (stored := numbers_of(module))]
-        self.packed.fill_numbers(layer, numbers.join(found, self._join))
 
 
 def pack_weights(model: Any, shape: DecoderShape, format: str) -> DecoderWeights:
@@ -74,8 +86,12 @@ def pack_weights(model: Any, shape: DecoderShape, format: str) -> DecoderWeights
     down = Stack([(m.down_proj,) for m in mlps], hidden, format, _join_rows)
     head = Stack([(output,)], shape.vocab_size, format, _join_rows)
     is_tied = table.weight is output.weight
+    kept = None if is_tied else table_of(table)
+    embeddings = None if kept is None else kept.window
+    if embeddings is None and not is_tied:
+        embeddings = weight_of(table).detach().clone()
     weights = DecoderWeights(
-        embeddings=None if is_tied else weight_of(table).detach().clone(),
+        embeddings=embeddings,
         norms=torch.empty((2 * count + 1, hidden)),
         qk_norms=torch.empty((count, 2, shape.head_dim)) if has_norms else None,
         qkv=qkv.packed,
@@ -84,6 +100,7 @@ def pack_weights(model: Any, shape: DecoderShape, format: str) -> DecoderWeights
         gate_up=gate_up.packed,
         down=down.packed,
         head=head.packed,
+        table=kept,
     )
     if not is_tied:
         drop_weights(table)

@@ -84,6 +84,27 @@ def rows_of(tensor: GgufTensor) -> Iterator[GgufTensor]:
         )
 
 
+def pieces_of(tensor: GgufTensor, num_rows: int) -> Iterator[tuple[int, GgufTensor]]:
+    """So many rows of a matrix after the other, with the number of the first of them.
+
+    All at once, if they lie in another order than in a checkpoint.
+    """
+    if isinstance(tensor, FormedTensor) or tensor.num_interleaved_heads:
+        yield 0, tensor
+        return
+    for first in range(0, tensor.num_rows, num_rows):
+        count = min(num_rows, tensor.num_rows - first)
+        yield (
+            first,
+            replace(
+                tensor,
+                shape=(count, tensor.shape[1]),
+                start=tensor.start + first * tensor.row_bytes,
+                num_bytes=count * tensor.row_bytes,
+            ),
+        )
+
+
 def matrices_of(tensor: GgufTensor) -> Iterator[GgufTensor]:
     """Those of the last two dimensions, one after another."""
     count = math.prod(tensor.shape[:-2])

@@ -19,6 +19,7 @@ from torch import Tensor
 from engine.core.models.gguf.headers import FormedTensor, GgufTensor, matrices_of
 from engine.errors import UnsupportedModelError
 from engine.folder.gguf.architectures.places import Form
+from engine.folder.gguf.types import BlockType
 
 SLAB_NUMBERS = 1 << 20  # 4 MB of float32
 _FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
@@ -42,7 +43,7 @@ def read_tensor(tensor: GgufTensor, dtype: torch.dtype) -> Tensor:
     numbers = torch.empty(tensor.num_rows, tensor.shape[-1], dtype=dtype)
 
     def fill(first: int, blocks: Bytes) -> None:
-        numbers[first : first + len(blocks)].copy_(_numbers(blocks, tensor))
+        numbers[first : first + len(blocks)].copy_(numbers_in(blocks, tensor.type))
 
     read_slabs(tensor, fill)
     order = row_order(tensor)
@@ -117,10 +118,9 @@ def _read_rows(descriptor: int, tensor: GgufTensor, first: int, count: int) -> B
     return rows
 
 
-def _numbers(slab: Bytes, tensor: GgufTensor) -> Tensor:
-    if (dtype := _FLOATS.get(tensor.type.name)) is not None:
-        return torch.from_numpy(slab).view(dtype)
+def numbers_in(rows: Bytes, type_: BlockType) -> Tensor:
+    """What rows of blocks stand for, as the floats that they are, or as float32."""
+    if (dtype := _FLOATS.get(type_.name)) is not None:
+        return torch.from_numpy(rows).view(dtype)
     with np.errstate(all="ignore"):  # what is not finite shows in the trial of answers
-        return torch.from_numpy(
-            gguf.quants.dequantize(slab, gguf.GGMLQuantizationType[tensor.type.name])
-        )
+        return torch.from_numpy(gguf.quants.dequantize(rows, gguf.GGMLQuantizationType[type_.name]))

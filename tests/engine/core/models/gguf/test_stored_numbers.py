@@ -8,8 +8,11 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from engine.core.models import stored_weights
+from engine.core.models.checkpoint import check_folder
 from engine.core.models.fused.decoder import FusedDecoder
 from engine.core.models.gguf import weights as reading
+from engine.core.models.stored_weights import read_or_find_weights
 from engine.core.ops.packing import PackedWeight
 from engine.folder.gguf.derived import derive_folder
 from tests.engine.core.runner.test_model_runner import few_bit_logits
@@ -69,9 +72,11 @@ def test_packed_weights_are_the_numbers_of_the_file(
         assert_same(panels[:, 0].flatten(0, 1)[: len(gate)], gate)
     head = rounded["lm_head.weight"]
     assert_same(of_layer(weights.head, 0, head), head)
-    assert weights.embeddings is not None
+    assert weights.embeddings is not None and weights.table is not None
+    ids = torch.randint(0, len(head), (40,), generator=torch.Generator().manual_seed(0))
+    rows = weights.embeddings[weights.table.look_up(ids)]
     table = rounded["model.embed_tokens.weight"]
-    assert torch.equal(weights.embeddings, table.to(weights.embeddings.dtype))
+    assert torch.equal(rows, table[ids].to(rows.dtype))
 
 
 def test_weights_of_many_slabs_are_packed_by_threads(
@@ -83,6 +88,39 @@ def test_weights_of_many_slabs_are_packed_by_threads(
     slabs = fused(start(file)).weights
     for one, other in ((whole.qkv, slabs.qkv), (whole.down, slabs.down), (whole.head, slabs.head)):
         assert torch.equal(one.unpack(0), other.unpack(0))
+
+
+def test_an_output_layer_that_is_read_in_pieces_is_packed_alike(
+    checkpoint: Folders, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for kind in ("Q4_0", "Q5_1", "F16"):
+        others = {"embed": "Q4_0", "down": kind, "lm_head": kind}
+        file = write_gguf(checkpoint("llama"), tmp_path / f"{kind}.gguf", "Q8_0", others=others)
+        monkeypatch.setattr(stored_weights, "PIECE_NUMBERS", 1 << 25)
+        whole = fused(start(file)).weights
+        monkeypatch.setattr(stored_weights, "PIECE_NUMBERS", 3 * 16 * 64)  # 48 rows of 64 numbers
+        pieces = fused(start(file)).weights
+        for one, other in ((whole.head, pieces.head), (whole.down, pieces.down)):
+            assert torch.equal(one.unpack(0), other.unpack(0))
+
+
+def test_floats_of_a_file_stay_there_until_they_are_packed(
+    checkpoint: Folders, tmp_path: Path
+) -> None:
+    folder = derive_folder(write_gguf(checkpoint("llama"), tmp_path / "tiny.gguf", "F16"))
+    found = dict(read_or_find_weights(check_folder(folder), torch.float32, keeps_numbers=True))
+    for name, weight in found.items():
+        assert isinstance(weight, torch.Tensor) == name.endswith("norm.weight"), name
+
+
+def test_embeddings_that_are_floats_in_the_file_are_floats(
+    checkpoint: Folders, tmp_path: Path
+) -> None:
+    file = write_gguf(checkpoint("llama"), tmp_path / "tiny.gguf", "Q4_0", others={"embed": "BF16"})
+    weights = fused(start(file)).weights
+    table = load_file(checkpoint("llama") / "model.safetensors")["model.embed_tokens.weight"]
+    assert weights.table is None and weights.embeddings is not None
+    assert torch.equal(weights.embeddings, table.to(weights.embeddings.dtype))
 
 
 def assert_same(found: Tensor, expected: Tensor) -> None:
