@@ -282,6 +282,17 @@ def test_answers_of_few_bits_are_the_same_to_the_last_bit_alone_and_batched(
         assert torch.equal(torch.stack(engine.logits[name]), torch.stack(together.logits[name]))
 
 
+@needs_kernels
+def test_the_probe_leaves_no_memory_for_logits_behind(folders: Folders) -> None:
+    engine = SteppedEngine(folders("llama"))
+    fused = engine.runner.loaded.fused
+    assert isinstance(fused, FusedDecoder)
+    assert fused._memory.numel() == 0
+    engine.add("r", [5, 6, 7], max_tokens=2)
+    engine.run()
+    assert len(fused._memory) == 1
+
+
 def test_logits_that_are_not_numbers_end_their_own_sequence_only(folders: Folders) -> None:
     """A token whose embedding is NaN poisons its row; the others of the step do not notice."""
     prompts = make_prompts()
