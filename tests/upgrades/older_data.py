@@ -74,7 +74,10 @@ def encoded(command: list[bytes]) -> bytes:
 
 
 def moved(command: list[bytes], passed_ms: int) -> list[bytes]:
-    """The same command, with what it says of an expiry so much later."""
+    """The same command, with what it says of an expiry, or of a run's beginning, so much later.
+
+    An answer may only take so long. Leases stay: they have ended, and nobody waits for that.
+    """
 
     def later(place: int) -> None:
         command[place] = b"%d" % (int(command[place]) + passed_ms)
@@ -82,7 +85,10 @@ def moved(command: list[bytes], passed_ms: int) -> list[bytes]:
     name = command[0].upper()
     if name == b"PEXPIREAT":
         later(2)
+    fields = {b"PXAT"} if name == b"SET" else {b"expires_at"}
+    if b"}:r:" in command[min(1, len(command) - 1)]:
+        fields |= {b"created_at", b"started_at", b"first_token_at"}
     for place, word in enumerate(command[:-1]):
-        if word == (b"PXAT" if name == b"SET" else b"expires_at") and command[place + 1]:
+        if word in fields and command[place + 1]:
             later(place + 1)
     return command
