@@ -1,0 +1,1 @@
+"""Tools that the server runs: MCP servers of the operator's, in a process of their own."""
