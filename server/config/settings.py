@@ -205,6 +205,11 @@ class Settings(BaseSettings):
         16, ge=1, le=256, description="Adapters in memory; at least as many as at once."
     )
     max_lora_rank: int = Field(16, ge=1, le=512, description="The largest rank of an adapter.")
+    tools: Path | None = Field(
+        None,
+        description="JSON file of the MCP servers whose tools Parley runs; needs the extra "
+        "`tools`. [default: no tools]",
+    )
     log_level: str = Field("info", description="debug, info, warning or error.")
     log_format: str = Field(
         "auto", description="json, text, or auto: text on a terminal, otherwise json."

@@ -48,6 +48,7 @@ class SharedConfig(msgspec.Struct, frozen=True, kw_only=True):
     token: str
     admin_token: str
     server_started_at: int  # the supervisor, ms since 1970
+    tools_path: str | None = None  # where the tool process listens; None: there are no tools
 
 
 class WorkerConfig(SharedConfig, frozen=True, kw_only=True):

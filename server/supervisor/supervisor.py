@@ -29,6 +29,8 @@ from server.engines.managed import EngineSetupError, ManagedEngine
 from server.engines.tracing import check_endpoint
 from server.supervisor.models import ModelKeepers
 from server.supervisor.workers import StartError, WorkerKeeper
+from server.tools.configuration import ToolsConfigError, read_tools_file
+from server.tools.keeper import ToolKeeper
 from sessions.connection.embedded import EmbeddedRedis
 from sessions.model.errors import EmbeddedRedisError, StoreRefused, StoreUnavailable
 
@@ -57,6 +59,7 @@ class Supervisor:
         self._redis: EmbeddedRedis | None = None
         self._models: ModelKeepers | None = None
         self._workers: WorkerKeeper | None = None
+        self._tools: ToolKeeper | None = None
         is_json = settings.effective_log_format == "json"
         self._console = None if is_json else Console(stderr=True, highlight=False, soft_wrap=True)
         self._signals = 0
@@ -94,6 +97,7 @@ class Supervisor:
 
     def _start(self) -> None:
         self._check_tracing()
+        self._take_tools()
         self._prepare_data_dir()
         self._listener = self._listen()
         kind = chosen_kind(self._settings)
@@ -128,6 +132,18 @@ class Supervisor:
                 check_endpoint(self._settings.otlp_endpoint, "otlp_endpoint")
             except ValidationError as error:
                 raise StartError(str(error)) from None
+
+    def _take_tools(self) -> None:
+        """Nothing is started by that: it begins with their first use."""
+        path, settings = self._settings.tools, self._settings
+        if path is None:
+            return
+        try:
+            servers = read_tools_file(path.expanduser().absolute())
+        except ToolsConfigError as error:
+            raise StartError("\nparley: ".join(error.lines)) from None
+        if servers:
+            self._tools = ToolKeeper(servers, settings.log_level, settings.effective_log_format)
 
     def _prepare_data_dir(self) -> None:
         try:
@@ -192,6 +208,7 @@ class Supervisor:
             token=settings.token or read_or_create_secret(self._data / "token"),
             admin_token=settings.admin_token or read_or_create_secret(self._data / "admin-token"),
             server_started_at=time.time_ns() // 1_000_000,
+            tools_path=None if self._tools is None else str(self._tools.path),
         )
 
     def _await_engine(self, engine: ManagedEngine, workers: WorkerKeeper) -> None:
@@ -201,6 +218,7 @@ class Supervisor:
             assert self._models is not None
             self._hear_workers(self._models, workers)  # answers of before may need other models
             self._models.watch()
+            self._watch_tools()
             workers.look()  # one that cannot serve this model says so long before the engine
         if engine.start_error is not None:
             what = "" if engine.is_refusal else "the engine did not start: "
@@ -261,6 +279,7 @@ class Supervisor:
             self._watch_redis(self._workers)
             self._hear_workers(self._models, self._workers)
             self._workers.watch()
+            self._watch_tools()
             if not self._models.watch():
                 return self._give_up(self._models, self._workers)
         return 0
@@ -297,12 +316,17 @@ class Supervisor:
             self._workers.tell_models(self._models.statuses)
 
     def _sleep(self) -> None:
-        due = [it.due for it in (self._models, self._workers) if it is not None]
+        due = [it.due for it in (self._models, self._workers, self._tools) if it is not None]
         left = min([TICK_SECONDS, *(at - time.monotonic() for at in due if at is not None)])
         voices = [] if self._workers is None else self._workers.voices
+        voices += [] if self._tools is None else self._tools.descriptors
         woken = select.select([self._wake_read, *voices], [], [], max(0.0, left))[0]
         if self._wake_read in woken:
             os.read(self._wake_read, 4096)
+
+    def _watch_tools(self) -> None:
+        if self._tools is not None:
+            self._tools.watch()
 
     def _watch_redis(self, workers: WorkerKeeper) -> None:
         if self._redis is not None and (status := self._redis.poll()) is not None:
@@ -356,6 +380,8 @@ class Supervisor:
                 drain + STOP_GRACE_SECONDS,
                 is_hurried=lambda: self._signals > first,
             )
+        if self._tools is not None:
+            self._tools.stop()
         if self._models is not None:
             self._models.stop()
         if self._redis is not None:
