@@ -22,7 +22,7 @@ import msgspec
 
 MAX_FILE_BYTES = 2**20
 MAX_SECRET_BYTES = 64 * 1024
-MAX_SERVERS = 32
+MAX_SERVERS = 64
 MAX_SERVER_NAME = 24
 MAX_WORDS = 256  # arguments, variables or headers of one server
 MAX_TIMEOUT_SECONDS = 600.0

@@ -112,7 +112,12 @@ class Connection:
         return Done(number, outcome)
 
     def _send(self, reply: Reply) -> None:
-        self._writer.write(encode(reply, MAX_REPLY_BYTES))
+        try:
+            frame = encode(reply, MAX_REPLY_BYTES)
+        except ValueError:
+            failure = Failed(reply.id, "tool_result_too_large", "the reply is too large")
+            frame = encode(failure, MAX_REPLY_BYTES)
+        self._writer.write(frame)
         if self._writer.transport.get_write_buffer_size() > UNSENT_BYTES:
             self._writer.transport.abort()
 

@@ -24,7 +24,7 @@ MAX_DESCRIPTION = 4096  # characters
 MAX_SCHEMA_BYTES = 16 * 1024
 MAX_SCHEMA_DEPTH = 24
 MAX_SCHEMA_NODES = 4000  # with its references unfolded
-MAX_LIST_BYTES = 256 * 1024  # of a server
+MAX_LIST_BYTES = 192 * 1024  # of a server
 DIGEST_CHARACTERS = 6
 NUM_NAMED = 3  # of what is left out
 

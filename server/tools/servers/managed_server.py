@@ -238,7 +238,14 @@ class ManagedServer:
             self._task.cancel()
             await asyncio.wait([self._task])
 
+    def _leave(self) -> None:
+        """No call begins any more; those that run may still be answered."""
+        if self._session is not None:
+            self._session = None
+            self._settled.clear()
+
     def _end(self, why: str) -> None:
+        self._leave()
         if self._over is not None and not self._over.is_set():
             self._why = why
             self._over.set()
@@ -268,7 +275,7 @@ class ManagedServer:
             async with http_streams(self.config) as streams:
                 yield streams
             return
-        self._program = StdioServer(self.config, self._mark, self._end, self._pids)
+        self._program = StdioServer(self.config, self._mark, self._leave, self._end, self._pids)
         async with self._program.run() as streams:
             try:
                 yield streams
@@ -301,8 +308,7 @@ class ManagedServer:
 
     def _down(self) -> None:
         """The last thing of each run."""
-        was_up = self._session is not None
-        is_stable = was_up and self._now() - self._up_at >= STABLE_SECONDS
+        is_stable = self._up_at > 0 and self._now() - self._up_at >= STABLE_SECONDS
         self._num_failures = 0 if is_stable else self._num_failures + 1
         delay = min(2.0 ** (self._num_failures - 1), MAX_DELAY_SECONDS) if self._num_failures else 0
         self._may_start_at = self._now() + delay

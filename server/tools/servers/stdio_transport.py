@@ -12,16 +12,28 @@ import signal
 import subprocess
 from collections import deque
 from collections.abc import AsyncIterator, Callable
+from typing import Any
 
 import anyio
 import msgspec
+import structlog
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 from mcp.shared.message import SessionMessage
-from mcp_types import jsonrpc_message_adapter
+from mcp_types import (
+    INTERNAL_ERROR,
+    ErrorData,
+    JSONRPCError,
+    JSONRPCRequest,
+    Tool,
+    jsonrpc_message_adapter,
+)
 
 from server.tools.configuration import ServerConfig
 from server.tools.reaping import MARK, kill_group, kill_marked
-from server.tools.servers.bounds import MAX_MESSAGE_BYTES, Measure, Unasked
+from server.tools.servers.bounds import MAX_MESSAGE_BYTES, TOO_LARGE, Measure, Unasked
+from server.tools.servers.catalogue import MAX_TOOLS
+
+logger = structlog.get_logger("server")
 
 KEPT_VARIABLES = ("HOME", "LANG", "LC_ALL", "LOGNAME", "PATH", "SHELL", "TERM", "TZ", "USER")
 MAX_QUEUED = 64  # messages to it: it does not read
@@ -43,20 +55,39 @@ class _Envelope(msgspec.Struct):
     method: str | None = None
 
 
+class _ListedTools(msgspec.Struct):
+    tools: list[msgspec.Raw]
+    nextCursor: str | None = None  # a name of the protocol
+
+
+class _List(msgspec.Struct):
+    result: _ListedTools | None = None
+    error: msgspec.Raw = msgspec.Raw()
+
+
 _envelopes = msgspec.json.Decoder(_Envelope)
+_lists = msgspec.json.Decoder(_List)
 
 
 class StdioServer:
-    """One run of a program. `on_end` is called once, with a line that says why it is over."""
+    """One run of a program. `on_exit` is called when its process has ended, and `on_end`, with a
+    line that says why, when nothing more can come from it.
+    """
 
     def __init__(
-        self, config: ServerConfig, mark: str, on_end: Callable[[str], None], pids: set[int]
+        self,
+        config: ServerConfig,
+        mark: str,
+        on_exit: Callable[[], None],
+        on_end: Callable[[str], None],
+        pids: set[int],
     ) -> None:
         self._config = config
         self._mark = mark
+        self._on_exit = on_exit
         self._on_end = on_end
         self._pids = pids  # that somebody waits for
-        self._asked: set[int | str] = set()  # requests without an answer
+        self._asked: dict[int | str, str] = {}  # requests without an answer, and their methods
         self._tail: deque[int] = deque(maxlen=STDERR_BYTES)
         self._has_exited = asyncio.Event()
         self._process: subprocess.Popen[bytes] | None = None
@@ -113,6 +144,7 @@ class StdioServer:
     def _exited(self, pidfd: int) -> None:
         asyncio.get_running_loop().remove_reader(pidfd)
         self._has_exited.set()
+        self._on_exit()
 
     async def _read(
         self,
@@ -126,8 +158,8 @@ class StdioServer:
                 why = await self._read_lines(reader, to_session)
             finally:
                 watch.cancel()
-        to_session.close()  # whoever waits for an answer hears that none comes
         self._on_end(why)
+        to_session.close()  # whoever waits for an answer hears that none comes
 
     async def _watch(self, process: subprocess.Popen[bytes], reader: asyncio.StreamReader) -> None:
         """Its children may hold the pipe: its own end is what counts."""
@@ -150,11 +182,11 @@ class StdioServer:
                     return "it has ended"
                 return "it has closed its stdout"
             except asyncio.LimitOverrunError:
+                for number in self._asked:
+                    await _send(to_session, _too_large(number))
                 return "a line of it has no end"
             if (message := self._parse(line)) is not None:
-                try:
-                    await to_session.send(message)
-                except (anyio.BrokenResourceError, anyio.ClosedResourceError):
+                if not await _send(to_session, message):
                     return "its session is over"
                 continue
             num_junk += 1
@@ -164,17 +196,34 @@ class StdioServer:
 
     def _parse(self, line: bytes) -> SessionMessage | None:
         """None for what is no message, or an answer to nothing."""
-        if Measure().is_exceeded_by(line):
-            return None
         try:
             envelope = _envelopes.decode(line)
             if envelope.method is None:
                 if envelope.id is None or envelope.id not in self._asked:
                     return None
-                self._asked.discard(envelope.id)
+                method = self._asked.pop(envelope.id)
+                if Measure().is_exceeded_by(line):
+                    return _too_large(envelope.id)
+                if method == "tools/list":
+                    line = self._shorten(line, envelope.id)
+            elif Measure().is_exceeded_by(line):
+                return None
             return SessionMessage(jsonrpc_message_adapter.validate_json(line, by_name=False))
         except (ValueError, RecursionError):  # msgspec's and pydantic's errors are ValueErrors
             return None
+
+    def _shorten(self, line: bytes, number: int | str) -> bytes:
+        """A list without what is too much or malformed: one bad tool is not all of them."""
+        listed = _lists.decode(line).result
+        if listed is None:
+            return line
+        tools = [raw for raw in listed.tools[: MAX_TOOLS + 1] if _is_tool(bytes(raw))]
+        if len(tools) < min(len(listed.tools), MAX_TOOLS + 1):
+            logger.warning("tools are not of the protocol", server=self._config.name)
+        result: dict[str, Any] = {"tools": tools}
+        if listed.nextCursor is not None:
+            result["nextCursor"] = listed.nextCursor
+        return msgspec.json.encode({"jsonrpc": "2.0", "id": number, "result": result})
 
     async def _write(
         self,
@@ -187,11 +236,8 @@ class StdioServer:
         try:
             async for item in from_session:
                 content = item.message.model_dump_json(by_alias=True, exclude_unset=True)
-                message = item.message
-                if (number := getattr(message, "id", None)) is not None and hasattr(
-                    message, "method"
-                ):
-                    self._asked.add(number)
+                if isinstance(item.message, JSONRPCRequest):
+                    self._asked[item.message.id] = item.message.method
                 transport.write(content.encode() + b"\n")
                 async with asyncio.timeout(WRITE_SECONDS):
                     await protocol.has_room.wait()
@@ -251,6 +297,29 @@ class _Flow(asyncio.BaseProtocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         self.has_room.set()
+
+
+def _is_tool(raw: bytes) -> bool:
+    try:
+        Tool.model_validate_json(raw, by_name=False)
+    except ValueError:
+        return False
+    return True
+
+
+async def _send(
+    to_session: MemoryObjectSendStream[SessionMessage | Exception], message: SessionMessage
+) -> bool:
+    try:
+        await to_session.send(message)
+    except (anyio.BrokenResourceError, anyio.ClosedResourceError):
+        return False
+    return True
+
+
+def _too_large(number: int | str) -> SessionMessage:
+    error = ErrorData(code=INTERNAL_ERROR, message=TOO_LARGE)
+    return SessionMessage(JSONRPCError(jsonrpc="2.0", id=number, error=error))
 
 
 @contextlib.asynccontextmanager
