@@ -80,8 +80,9 @@ class Supervisor:
                 self._start()
                 return self._watch()
         except (StartError, EmbeddedRedisError, EngineSetupError) as error:
-            text = f"[bold red]parley:[/] {escape(str(error))}"
-            self._tell(text, "not started", "error", error=str(error))
+            for line in str(error).split("\n"):
+                text = f"[bold red]parley:[/] {escape(line)}"
+                self._tell(text, "not started", "error", error=line)
             return EXIT_REFUSED
         finally:
             self._stop()
@@ -141,7 +142,7 @@ class Supervisor:
         try:
             servers = read_tools_file(path.expanduser().absolute())
         except ToolsConfigError as error:
-            raise StartError("\nparley: ".join(error.lines)) from None
+            raise StartError("\n".join(error.lines)) from None
         if servers:
             self._tools = ToolKeeper(servers, settings.log_level, settings.effective_log_format)
 
