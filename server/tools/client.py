@@ -58,12 +58,14 @@ class ToolClient:
         return await self._ask(ListTools(next(self._ids), wait_seconds), Tools)
 
     async def call(self, key: str, tool: str, arguments: bytes) -> ToolResult:
-        """Run it, once under this key. Raises `ToolError`.
+        """Run it, once under this key, in a process that is up by then. Raises `ToolError`.
 
         Cancelled, the call is cancelled at the server, and this ends at once.
         """
         if len(arguments) > MAX_ARGUMENT_BYTES:
             raise ToolError("tool_arguments_invalid", f"at most {MAX_ARGUMENT_BYTES} bytes")
+        if not self._is_answered:
+            await self.place()  # so no call waits for a process that may come up much later
         try:
             reply = await self._ask(Call(next(self._ids), key, tool, arguments), Done)
         except asyncio.CancelledError:
@@ -92,7 +94,7 @@ class ToolClient:
         self._waiting[request.id] = reply
         try:
             writer.write(encode(request, MAX_REQUEST_BYTES))
-            if not self._is_answered and not isinstance(request, Call):
+            if not self._is_answered:
                 async with asyncio.timeout(READY_SECONDS):
                     answer = await reply
             else:
@@ -132,7 +134,7 @@ class ToolClient:
         except (EOFError, OSError, ValueError):
             pass
         finally:
-            self._writer = None
+            self._writer, self._is_answered = None, False
             with contextlib.suppress(OSError):
                 writer.transport.abort()
             for waiting in self._waiting.values():

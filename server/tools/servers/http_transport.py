@@ -6,10 +6,12 @@ server's own would be held open for nothing, and lists are read anew when they a
 are followed within one origin alone, which is the package's rule.
 """
 
+import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 
 import httpx2
+import msgspec
 from mcp.client._transport import TransportStreams
 from mcp.client.streamable_http import streamable_http_client
 
@@ -17,8 +19,16 @@ from server.tools.configuration import ServerConfig
 from server.tools.servers.bounds import MAX_MESSAGE_BYTES, TOO_LARGE, Measure
 
 CONNECT_SECONDS = 10.0
+NOTICE_SECONDS = 5.0  # for what has no answer: a cancellation, the end of a session
 MAX_REDIRECTS = 2
 MAX_CONNECTIONS = 32
+
+
+class _Id(msgspec.Struct):
+    id: int | str | None = None
+
+
+_ids = msgspec.json.Decoder(_Id)
 
 
 class TooLarge(httpx2.StreamError, httpx2.SSEError):
@@ -53,7 +63,12 @@ class BoundedTransport(httpx2.AsyncBaseTransport):
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
         if request.method == "GET":
             return httpx2.Response(405, request=request)
-        response = await self._transport.handle_async_request(request)
+        try:
+            # The package sends nothing else before it has an answer to one of these.
+            async with asyncio.timeout(None if _is_request(request) else NOTICE_SECONDS):
+                response = await self._transport.handle_async_request(request)
+        except TimeoutError:
+            return httpx2.Response(202, request=request)
         if response.headers.get("content-encoding", "identity") != "identity":
             await response.aclose()
             return httpx2.Response(502, request=request)
@@ -63,6 +78,14 @@ class BoundedTransport(httpx2.AsyncBaseTransport):
 
     async def aclose(self) -> None:
         await self._transport.aclose()
+
+
+def _is_request(request: httpx2.Request) -> bool:
+    """A message that is answered in its own time, which somebody else bounds."""
+    try:
+        return request.method == "POST" and _ids.decode(request.content).id is not None
+    except msgspec.MsgspecError:
+        return False
 
 
 @contextlib.asynccontextmanager

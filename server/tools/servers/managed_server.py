@@ -24,6 +24,7 @@ from server.tools.servers.bounds import TOO_LARGE, BoundedStream
 from server.tools.servers.catalogue import (
     MAX_TOOLS,
     Catalogue,
+    OfferedTool,
     make_catalogue,
     one_line,
     parse_arguments,
@@ -42,6 +43,7 @@ MAX_PAGES = 16
 MAX_CALLS = 16  # at a time
 STABLE_SECONDS = 60.0  # a server that was up for so long owes nothing to those before it
 MAX_DELAY_SECONDS = 60.0
+SESSION_OVER = "Connection closed"  # as the package says that nothing more can be asked
 _FOREVER = float("inf")
 
 
@@ -144,7 +146,7 @@ class ManagedServer:
         has_asked = False
         try:
             async with asyncio.timeout(self.config.timeout_seconds):
-                offered = (await self.catalogue()).tools.get(name)
+                offered = await self._find(name)
                 if offered is None:
                     raise ToolError("tool_unknown", f"{self.config.name} has no such tool")
                 given = parse_arguments(arguments, offered.tool.input_schema)
@@ -157,6 +159,12 @@ class ManagedServer:
                 raise self._unavailable(f"is not ready within {seconds}") from None
             asyncio.create_task(self._end_if_hung()).add_done_callback(_forget_error)
             raise ToolError("tool_timeout", f"no result within {seconds}") from None
+
+    async def _find(self, name: str) -> OfferedTool | None:
+        """A list that is read anew delays no call of a tool that is known."""
+        if self.is_up and (known := self._catalogue.tools.get(name)) is not None:
+            return known
+        return (await self.catalogue()).tools.get(name)
 
     async def _ask(
         self, session: ClientSession, original: str, arguments: dict[str, Any]
@@ -180,6 +188,8 @@ class ManagedServer:
         if TOO_LARGE in message:
             return ToolError("tool_result_too_large", TOO_LARGE)
         if error.error.code == types.CONNECTION_CLOSED:
+            if message == SESSION_OVER:
+                self._end("its connection has ended")
             return ToolError("tool_failed", "the server ended during the call")
         if self.config.url is not None and message == "Session terminated":
             self._end("its session is over")  # the next call begins another one

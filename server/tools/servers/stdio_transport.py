@@ -272,8 +272,9 @@ class StdioServer:
             kill_group(process.pid)
             for task in tasks:
                 task.cancel()
-            process.wait()  # killed: the kernel ends it at once
-            self._pids.discard(process.pid)
+            await self._exits_within(GRACE_SECONDS)  # killed: at once, or the kernel holds it
+            process.poll()
+            self._pids.discard(process.pid)  # then it is waited for like a stranger's child
             kill_marked(self._mark)
 
     async def _exits_within(self, seconds: float) -> None:

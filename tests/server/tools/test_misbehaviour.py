@@ -59,6 +59,7 @@ ADDRESSES: dict[str, ToolResult | str] = {
     "endless_event": TOO_LARGE,
     "hangs_up": FAILED,
     "never_answers": TIMEOUT,
+    "ignores_notices": DONE,
     "refuses": UNAVAILABLE,
 }
 ALL = {**PROGRAMS, **ADDRESSES}
@@ -74,7 +75,9 @@ def tools(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningTools]:
         servers = {name: program(name, env={"FOLDER": "${FOLDER}"}) for name in PROGRAMS}
         for name in ADDRESSES:
             servers[name] = {"url": f"{address}/{name}", "timeout_seconds": 2}
+        servers["ignores_notices"]["timeout_seconds"] = 60  # it is slow, and no more than that
         servers["refuses"]["url"] = "http://127.0.0.1:1/"
+        servers["orphans"] = servers["leaves_child"]
         running = RunningTools(folder, {"good": GOOD, **servers})
         yield running
         running.close()
@@ -124,7 +127,7 @@ async def test_children_of_a_dead_server_end_with_it(
     tools: RunningTools, client: ToolClient
 ) -> None:
     """In its group or not, and although they hold its pipe."""
-    assert await outcome(client, "children", "leaves_child__act") in (FAILED, UNAVAILABLE)
+    assert await outcome(client, "children", "orphans__act") == FAILED
     pids = (tools.folder / "leaves_child-pids").read_text().split()
     assert len(pids) == 3
     for pid in map(int, pids):

@@ -86,11 +86,11 @@ def test_nothing_runs_before_somebody_asks(own_tools: RunningTools) -> None:
     assert own_tools.keeper.pid is None
 
 
-async def test_a_list_does_not_wait_for_a_server_that_starts(client: ToolClient) -> None:
-    first = await client.list_tools(0)
+async def test_a_list_does_not_wait_for_a_server_that_starts(own_client: ToolClient) -> None:
+    first = await own_client.list_tools(0)
     assert first.tools == ()
     assert {trouble.code for trouble in first.troubles} == {"tool_server_unavailable"}
-    later = await client.list_tools(PATIENCE)
+    later = await own_client.list_tools(PATIENCE)
     assert "good__echo" in [tool.name for tool in later.tools]
 
 

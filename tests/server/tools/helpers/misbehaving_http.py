@@ -19,12 +19,15 @@ class Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         self._reply(405, b"")
 
-    do_DELETE = do_GET
+    def do_DELETE(self) -> None:
+        self._never()
 
     def do_POST(self) -> None:
         request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         how = self.path.strip("/")
-        if "id" not in request:
+        if "id" not in request and how == "ignores_notices":
+            self._never()
+        elif "id" not in request:
             self._reply(202, b"")
         elif request["method"] == "tools/call":
             with contextlib.suppress(OSError):  # the client is gone
@@ -96,6 +99,12 @@ class Handler(BaseHTTPRequestHandler):
         self.connection.shutdown(socket.SHUT_RDWR)
 
     def never_answers(self, request: dict[str, Any]) -> None:
+        self._never()
+
+    def ignores_notices(self, request: dict[str, Any]) -> None:
+        self._answer(request, {"content": [{"type": "text", "text": "done"}]})
+
+    def _never(self) -> None:
         self.rfile.read(1)  # until the client has gone
 
     def _endless(self, kind: str, piece: bytes) -> None:
