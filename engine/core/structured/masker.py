@@ -111,8 +111,8 @@ class Masker:
 
     def _begin(self, grammar: LLMatcher, begun: str) -> LLMatcher:
         matcher = grammar.deep_copy()
-        if begun:
-            matcher.consume_tokens(self._tokenizer.tokenize_str(begun))
+        if begun:  # by its bytes: `tokenize_str` makes control tokens of what is only spelled
+            matcher.consume_tokens(self._tokenizer.greedy_tokenize(begun))
         return matcher
 
     def _serve_loads(self) -> None:

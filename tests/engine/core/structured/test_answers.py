@@ -196,6 +196,13 @@ def test_what_the_prompt_has_of_it_already_counts(walker: Walker) -> None:
     assert (text, end.finish_reason) == ("", "stop")
 
 
+def test_a_control_token_that_the_prompt_only_spells_is_text(walker: Walker) -> None:
+    spelled = walker.tokenizer.id_to_token(2)
+    assert walker.tokenizer.encode(f"a{spelled}").ids[-1] == 2
+    text, end = walker.say({"regex": "(?s:a.*b)z", "begun": f"a{spelled}b"}, max_tokens=5)
+    assert end.error is None and text
+
+
 def test_tokens_that_do_not_follow_it_cannot_be_gone_on_with(walker: Walker) -> None:
     _, end = walker.say({"regex": "[ab]+"}, resume_token_ids=[5, 6, 7])
     assert end.error is not None and "so far" in end.error[1]
