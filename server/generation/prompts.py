@@ -24,6 +24,7 @@ from server.engines.client import (
 )
 from server.engines.models import Models
 from server.generation.answers import AnswerReader
+from server.generation.sampling import has_form
 from server.protocol.errors import ApiError, invalid_field
 from sessions.model.records import Message
 from sessions.store.messages import Messages
@@ -94,7 +95,8 @@ class PromptBuilder:
         """
         system, max_output_tokens = settings.get("system") or "", settings["max_output_tokens"]
         max_model_len = self._engine.model_config.max_model_len
-        base = await self._behind_thought(base)
+        if base or has_form(settings):
+            base = await self._behind_thought(base)
         alone, path = await asyncio.gather(  # the template's process and Redis work meanwhile
             self._alone(uid, system, text, base), self._path(uid, session_id, leaf)
         )
@@ -123,9 +125,10 @@ class PromptBuilder:
     async def _behind_thought(self, base: str) -> str:
         """The answer's beginning as the model would have written it.
 
-        Where the prompt begins a thought, the text must not be taken for one.
+        Where the prompt begins a thought, the text must not be taken for one. A form would not let
+        the model end it.
         """
-        if not base or self._engine.answer_grammar.is_plain:
+        if self._engine.answer_grammar.is_plain:
             return base
         if self._thought_end is None:
             tokenizer = self._engine.get_tokenizer()

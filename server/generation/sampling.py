@@ -69,6 +69,12 @@ def sampling_params(
     )
 
 
+def has_form(settings: Mapping[str, Any]) -> bool:
+    """Whether an answer is held to a form, so that all of its text is the answer."""
+    kind: str = (settings.get("output") or {}).get("type", "text")
+    return kind != "text"
+
+
 def structured_outputs(
     output: Mapping[str, Any] | None, begun: str = ""
 ) -> StructuredOutputsParams | None:

@@ -35,7 +35,7 @@ from server.generation.answers import AnswerReader, Part
 from server.generation.logprobs import token_logprobs
 from server.generation.prompts import PromptBuilder
 from server.generation.queue_estimate import QueueEstimate
-from server.generation.sampling import sampling_params
+from server.generation.sampling import has_form, sampling_params
 from server.live.hub import Hub
 from server.live.response_log import reasoning_of, text_of
 from server.protocol.errors import ApiError
@@ -234,7 +234,7 @@ class Producer:
         if run.stopping is not None:
             return run.end("abort", None, "released")
         run.num_prompt_tokens = len(token_ids)
-        if not self._engine.answer_grammar.is_plain:
+        if not (self._engine.answer_grammar.is_plain or has_form(run.response["settings"])):
             self._reader = AnswerReader(self._engine, token_ids)
         if run.token_ids and not self._take_up(token_ids, params):
             return End("incomplete", "owner_lost", "released")

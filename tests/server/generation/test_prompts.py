@@ -173,6 +173,10 @@ async def test_a_continued_answer_is_no_part_of_a_thought_that_the_prompt_begins
         await found.build("alice", "ses", None, "w", {"max_output_tokens": 1}, base)
     behind = "\n</think>\n\n"
     assert Recording.answers == ["", "", f"{behind}Yes", f"{behind}No"]  # one to find out
+    for kind in ("text", "json"):  # a form would not let the model end its thought
+        settings = {"max_output_tokens": 1, "output": {"type": kind}}
+        await found.build("alice", "ses", None, "w", settings, "")
+    assert Recording.answers[4:] == ["", behind]
 
 
 async def test_an_answer_that_fills_the_context_cannot_be_continued() -> None:

@@ -13,7 +13,7 @@ from server.runs import producer as producer_module
 from server.runs.stop import Stop
 from sessions.model.errors import StoreUnavailable
 from sessions.store.appends.append import Append
-from tests.server.helpers.answering import MAX_SECONDS, Answering, output
+from tests.server.helpers.answering import MAX_SECONDS, SETTINGS, Answering, output
 from tests.server.helpers.appends import Answered, Outcome, intercept
 
 THINKING = grammar_of("'</think>'")
@@ -65,6 +65,18 @@ async def test_thoughts_are_shown_and_stored_apart_from_the_text(answering: Answ
     assert (message.reasoning, message.text) == ("Hm, so.", "Yes.")
     record = await answering.store.runs.get("alice", answering.rid)
     assert (record.num_tokens, record.text_length) == (4, 4)
+
+
+async def test_an_answer_in_a_form_has_no_thoughts(answering: Answering) -> None:
+    answering.engine.grammar = THINKING
+    answering.run.response["settings"] = SETTINGS | {"output": {"type": "json"}}
+    said = '{"mark": "<think>no</think>"}'
+    answering.engine.say(output(answering.rid, said), output(answering.rid, "", "stop"))
+    await answering.start()
+    message = await answering.store.messages.get(
+        "alice", answering.chat.session_id, answering.run.message.id
+    )
+    assert (message.reasoning, message.text) == (None, said)
 
 
 async def test_a_stop_in_a_thought_keeps_what_was_shown_of_it(answering: Answering) -> None:
