@@ -40,6 +40,15 @@ async def test_a_link_shows_the_snapshot_and_no_ids(chat: Chat) -> None:
     assert all("id" not in message and "response_id" not in message for message in messages)
 
 
+async def test_a_link_does_not_show_what_a_model_thought(chat: Chat) -> None:
+    message = Message("m", None, "assistant", "Yes.", "completed", 1, reasoning="secret")
+    await chat.begin("w")
+    share = await chat.store.shares.create("alice", chat.session_id, "Title", [message])
+    assert all("secret" not in str(each) and "reasoning" not in each for each in shown(share))
+    (only,) = shown(share)
+    assert only["content"] == [{"type": "text", "text": "Yes."}]
+
+
 async def test_later_messages_are_not_shown_until_it_is_shared_again(chat: Chat) -> None:
     share_id = await shared(chat)
     begun = await chat.begin("secret")
