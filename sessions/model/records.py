@@ -162,9 +162,12 @@ class Message:
 
     @property
     def wire_bytes(self) -> int:
-        """About the length of its JSON, which escapes may make six times as long as its text."""
-        texts = (self.text, self.reasoning or "")
-        return sum(len(orjson.dumps(each)) for each in texts) + MESSAGE_OVERHEAD_BYTES
+        """About the length of its JSON, which escapes may make six times as long as its text.
+
+        Its settings may have the form that was asked for, in tens of kilobytes.
+        """
+        parts = (self.text, self.reasoning or "", self.settings)
+        return sum(len(orjson.dumps(each)) for each in parts) + MESSAGE_OVERHEAD_BYTES
 
     def event_wire(self) -> dict[str, Any]:
         """The `message` object inside a `message.*` event: content over 2 KiB is left out."""

@@ -53,6 +53,15 @@ def test_a_long_system_text_leaves_room_for_fewer_messages() -> None:
     assert frame.has_more is True
 
 
+def test_the_forms_that_messages_were_made_in_count() -> None:
+    settings = {"output": {"type": "regex", "pattern": "a" * 32_000}}
+    message = Message(new_message_id(), None, "assistant", "a", "completed", 1, settings=settings)
+    frame = snapshot(build_session(), MessagePage((message,) * 20, has_more=False))
+    assert len(msgspec.json.encode(frame)) < MAX_FRAME_BYTES
+    assert len(frame.messages) == 5
+    assert frame.has_more is True
+
+
 def test_a_message_that_fits_comes_whole() -> None:
     message = Message(new_message_id(), None, "user", "x" * 190_000, "completed", 1)
     frame = snapshot(build_session(), MessagePage((message,), has_more=False))
