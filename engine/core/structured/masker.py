@@ -35,6 +35,7 @@ from engine.core.structured.proof import limit_memory
 
 MASKER_BYTES = 4 * 2**30  # beside what the process has at its start
 MAX_GRAMMARS = 128  # that are kept compiled
+FULL = "lexer error: too many "  # says llguidance; the matchers of a grammar share its lexer
 MAX_THREADS = 8
 
 
@@ -61,6 +62,7 @@ class Masker:
         self._executor = LLExecutor(max(1, min(MAX_THREADS, (os.cpu_count() or 1) // 2)))
         self._grammars: OrderedDict[str, LLMatcher] = OrderedDict()  # the one used last is last
         self._matchers: dict[int, LLMatcher] = {}
+        self._keys: dict[int, str] = {}  # of their grammars
 
     def serve(self) -> None:
         """Until the core closes a socket."""
@@ -74,6 +76,7 @@ class Masker:
         """Write the masks of a step, row by row."""
         for number in step.forgotten:
             self._matchers.pop(number, None)
+            self._keys.pop(number, None)
         states = [self._advance(row) for row in step.rows]
         to_mask = [
             (self._matchers[row.matcher], place)
@@ -86,22 +89,30 @@ class Masker:
             )
         for matcher, place in to_mask:
             if matcher.is_error():
-                states[place] = RowState(FAILED, describe(matcher.get_error()))
+                states[place] = self._fail(step.rows[place], matcher)
             elif step.rows[place].without_eos and states[place].state == MASKED:
                 self._forbid_eos(place)
         return Masked(states)
 
     def check(self, request: Try) -> Verdict:
         """Whether these tokens follow this grammar, which is kept."""
-        try:
-            if request.key not in self._grammars:
-                self._grammars[request.key] = compile_source(request.source, self._tokenizer)
-        except ValueError as error:
-            return Verdict(str(error))
-        matcher = self._begin(self._grammars[request.key], request.begun)
-        self._grammars.move_to_end(request.key)
+        grammar = self._grammars.get(request.key)
+        verdict = None if grammar is None else self._walk(grammar, request)
+        if grammar is None or verdict is None or FULL in verdict.problem:
+            try:
+                grammar = compile_source(request.source, self._tokenizer)
+            except ValueError as error:
+                return Verdict(str(error))
+            verdict = self._walk(grammar, request)
+        self._grammars[request.key] = grammar
+        with contextlib.suppress(KeyError):  # the other thread may take it away
+            self._grammars.move_to_end(request.key)
         while len(self._grammars) > MAX_GRAMMARS:
             self._grammars.popitem(last=False)
+        return verdict
+
+    def _walk(self, grammar: LLMatcher, request: Try) -> Verdict:
+        matcher = self._begin(grammar, request.begun)
         if request.token_ids:
             matcher.consume_tokens(request.token_ids)
         if matcher.is_error():
@@ -131,13 +142,23 @@ class Masker:
             if grammar is None:
                 return RowState(MISSING)
             matcher = self._matchers[row.matcher] = self._begin(grammar, row.begun)
+            self._keys[row.matcher] = row.key
         if matcher is None:
             return RowState(MISSING)
         if row.token_ids:
             matcher.consume_tokens(row.token_ids)
         if matcher.is_error():
-            return RowState(FAILED, describe(matcher.get_error()))
+            return self._fail(row, matcher)
         return RowState(ENDED if matcher.is_stopped() else MASKED)
+
+    def _fail(self, row: Row, matcher: LLMatcher) -> RowState:
+        """What has filled the lexer may be other answers: it is tried again with one of its own."""
+        problem = describe(matcher.get_error())
+        if FULL not in problem:
+            return RowState(FAILED, problem)
+        self._grammars.pop(self._keys[row.matcher], None)
+        del self._matchers[row.matcher]
+        return RowState(MISSING)
 
     def _forbid_eos(self, place: int) -> None:
         for token in self._eos_token_ids:

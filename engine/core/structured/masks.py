@@ -125,6 +125,7 @@ class StepMasks:
                 problem = state.problem or "no token follows"
                 problems[row] = (REFUSED, f"the answer cannot go on: {problem}")
             else:
+                sequence.matcher.link = None  # it begins anew
                 self._masks.grammars.wait_for(sequence)
                 postponed.append(row)
         return self._masks.fences(places, rows, ended, postponed, problems)
