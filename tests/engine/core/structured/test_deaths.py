@@ -127,6 +127,12 @@ def test_masks_that_do_not_come_are_not_waited_for_for_ever(
     assert len(mortal.text("a")) == 5
 
 
+def test_without_memory_the_kernel_ends_these_processes_before_the_core(mortal: Walker) -> None:
+    assert mortal.say({"regex": "c"})[0] == "c"
+    own = int(Path("/proc/self/oom_score_adj").read_text())
+    assert int(Path(f"/proc/{masker_of(mortal)}/oom_score_adj").read_text()) > own
+
+
 def test_closing_leaves_no_process(folder: Path) -> None:
     walker = Walker(folder)
     walker.say({"regex": "a"})
