@@ -31,10 +31,12 @@ from engine.core.structured.frames import (
     Try,
     Verdict,
 )
-from engine.core.structured.proof import limit_memory
+from engine.core.structured.proof import limit_memory, resident_bytes
 
 MASKER_BYTES = 4 * 2**30  # beside what the process has at its start
 MAX_GRAMMARS = 128  # that are kept compiled
+MIN_GRAMMARS = 8  # that are kept in any case: one that was tried must be there when its step comes
+KEPT_BYTES = 2**30  # of memory in use, beyond which fewer are kept: each may have 100 MB of states
 FULL = "lexer error: too many "  # says llguidance; the matchers of a grammar share its lexer
 MAX_THREADS = 8
 
@@ -107,9 +109,15 @@ class Masker:
         self._grammars[request.key] = grammar
         with contextlib.suppress(KeyError):  # the other thread may take it away
             self._grammars.move_to_end(request.key)
-        while len(self._grammars) > MAX_GRAMMARS:
-            self._grammars.popitem(last=False)
+        self._let_go()
         return verdict
+
+    def _let_go(self) -> None:
+        """Forget the grammars that were used longest ago; their answers keep what they have."""
+        while len(self._grammars) > MAX_GRAMMARS or (
+            len(self._grammars) > MIN_GRAMMARS and resident_bytes() > KEPT_BYTES
+        ):
+            self._grammars.popitem(last=False)
 
     def _walk(self, grammar: LLMatcher, request: Try) -> Verdict:
         matcher = self._begin(grammar, request.begun)

@@ -37,6 +37,12 @@ def limit_memory(num_bytes: int) -> None:
     )
 
 
+def resident_bytes() -> int:
+    """Of memory that this process has in use."""
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * resource.getpagesize()
+
+
 def prove(source: Source, tokenizer: llguidance.LLTokenizer) -> Verdict:
     """Compile it and take some of the ways that it allows, so that its masks are tried as well."""
     try:

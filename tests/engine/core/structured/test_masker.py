@@ -49,3 +49,20 @@ def test_what_other_answers_have_needed_of_a_grammar_ends_none(own: Masker) -> N
             mask >>= place
             said.append(place + (mask & -mask).bit_length() - 1)
     assert num_anew
+
+
+def test_fewer_grammars_are_kept_of_those_that_have_much_memory(
+    own: Masker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    in_use = 0
+    monkeypatch.setattr(masker, "resident_bytes", lambda: in_use)
+
+    def check(number: int) -> None:
+        assert own.check(Try(f"{number}", Source("regex", f"a{number}"), "", [])).problem == ""
+
+    for number in range(20):
+        check(number)
+    assert len(own._grammars) == 20
+    in_use = masker.KEPT_BYTES + 1
+    check(20)
+    assert list(own._grammars) == [f"{n}" for n in range(20 - masker.MIN_GRAMMARS + 1, 21)]
