@@ -137,12 +137,15 @@ export class Run {
     const parts = this.#parts.splice(0);
     if (parts.length !== frame.parts) return this.#startOver();
     this.message.text = parts.map((part) => part.text).join("");
-    this.message.reasoningText = parts.map((part) => part.reasoning_text ?? "").join("");
+    const thoughts = parts.map((part) => part.reasoning_text).filter((part) => part !== undefined);
+    // A continued answer that has thought nothing yet has what it had thought before.
+    const thoughtBefore = this.#fresh.reasoningText && thoughts.length === 0;
+    if (!thoughtBefore) this.message.reasoningText = thoughts.join("");
     this.message.tokens = []; // a snapshot brings none
     this.message.toolCalls = toolCallsOf(parts.flatMap((part) => part.output ?? []));
     this.message.version += 1;
     if (this.ended) this.#goOn();
-    this.#fresh = { text: false, reasoningText: false };
+    this.#fresh = { text: false, reasoningText: thoughtBefore };
     this.#rebuilds = 0;
     this.resuming = false;
     this.queue = null;

@@ -226,6 +226,19 @@ test("reasoning is its own text with its own offsets", () => {
   assert.equal(message.text, "Four");
 });
 
+test("a snapshot without thoughts leaves what a continued answer had thought before", () => {
+  const { run, message } = newRun();
+  message.update({ status: "in_progress", reasoning: "hm" });
+  for (const number of [4, 5]) run.receive(snapshot(number, "Four"));
+  assert.deepEqual([message.reasoningText, message.text], ["hm", "Four"]);
+  run.receive(delta(6, 0, "we", { type: "response.reasoning_text.delta" }));
+  assert.equal(message.reasoningText, "we");
+  run.receive(snapshot(7, "Four", { reasoning_text: "well" }));
+  assert.equal(message.reasoningText, "well");
+  run.receive(snapshot(5, "Four", { fence: 2 })); // another worker never heard of these
+  assert.equal(message.reasoningText, "");
+});
+
 test("a thought lasts until something else comes, and a page that loads it knows no time", () => {
   mock.timers.enable({ apis: ["Date"], now: 1000 });
   try {
