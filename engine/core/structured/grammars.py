@@ -197,14 +197,12 @@ class Grammars:
         """Prove a grammar, and have it where masks are made."""
         matcher: Matcher = sequence.matcher
         try:
-            verdict = self._prove(matcher)
+            verdict = self._proven(matcher)
         except Unusable as error:
             self._problem = str(error)
             problem = f"structured_outputs cannot be had of this model: {error}"
             return (UNUSABLE, problem), []
-        except (OSError, EOFError) as error:
-            logger.error("a grammar could not be proven: %r", error)
-            self._processes_failed()
+        except (OSError, EOFError):
             return ("engine_error", "the grammar's process has ended"), []
         if verdict.problem:
             return (REFUSED, verdict.problem), []
@@ -219,6 +217,25 @@ class Grammars:
                 continue
             return (REFUSED, tried.problem) if tried.problem else None, verdict.warnings
         return (REFUSED, "the process that makes its masks ends over it"), []
+
+    def _proven(self, matcher: Matcher) -> Verdict:
+        """Its verdict, also if the process that forks dies meanwhile: it compiles nothing itself.
+
+        Raises Unusable, OSError, EOFError.
+        """
+        try:
+            return self._prove(matcher)
+        except (OSError, EOFError) as error:
+            logger.error("a grammar could not be proven: %r", error)
+            self._processes_failed()
+            if isinstance(error, TimeoutError):  # others have waited long enough
+                raise
+        try:
+            return self._prove(matcher)
+        except (OSError, EOFError) as error:
+            logger.error("a grammar could not be proven again: %r", error)
+            self._processes_failed()
+            raise
 
     def _prove(self, matcher: Matcher) -> Verdict:
         verdict = self._verdicts.get(matcher.key)

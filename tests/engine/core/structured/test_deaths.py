@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from engine.core.structured import masks
-from engine.core.structured.frames import Try, Verdict
+from engine.core.structured.frames import Source, Try, Verdict
 from engine.core.structured.grammars import MAX_LOSSES, REFUSED
-from engine.core.structured.processes import Link
+from engine.core.structured.processes import Link, Processes
 from tests.engine.core.structured.conftest import Walker
 from tests.engine.core.structured.test_answers import COMPACT
 
@@ -64,6 +64,25 @@ def test_after_the_death_of_all_of_them_there_are_others(mortal: Walker) -> None
     mortal.engine.run()
     assert mortal.engine.ends["a"].finish_reason == "stop"
     assert mortal.say({"regex": "c"})[0] == "c"
+
+
+@pytest.mark.parametrize(("num_deaths", "text"), [(1, "c"), (2, "")])
+def test_a_grammar_is_proven_again_if_the_process_that_forks_dies(
+    mortal: Walker, monkeypatch: pytest.MonkeyPatch, num_deaths: int, text: str
+) -> None:
+    assert mortal.say({"regex": "a"})[0] == "a"
+    prove, deaths = Processes.prove, list[int]()
+
+    def dying(processes: Processes, source: Source) -> Verdict:
+        if len(deaths) == num_deaths:
+            return prove(processes, source)
+        deaths.append(num_deaths)
+        processes.close()
+        raise EOFError
+
+    monkeypatch.setattr(Processes, "prove", dying)
+    said, end = mortal.say({"regex": "c"})
+    assert (said, end.error is None) == (text, text == "c")
 
 
 def test_one_over_which_maskers_die_ends_alone(
