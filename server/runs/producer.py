@@ -292,11 +292,13 @@ class Producer:
         parts = [Part(said)] if reader is None else reader.feed(said)
         # What is stored already, of each kind: the tokens must say it again.
         known = {False: text_of(run.events), True: reasoning_of(run.events)}
-        for is_reasoning, text in known.items():
-            decided = "".join(part.text for part in parts if part.is_reasoning is is_reasoning)
-            if not decided.startswith(text):
-                logger.error("stored tokens do not spell the stored text", **run.ids)
-                return False
+        if not _say(parts, known) and reader is not None:
+            # An older version knows nothing of thoughts: all that the engine said is text.
+            self._reader = None
+            parts = [Part(self._engine.resumed_text(token_ids, params, run.token_ids, None))]
+        if not _say(parts, known):
+            logger.error("stored tokens do not spell the stored text", **run.ids)
+            return False
         self._add_parts(_without(parts, {kind: len(text) for kind, text in known.items()}), [])
         return True
 
@@ -527,6 +529,14 @@ class Producer:
         """What the engine would still say is nobody's to hear."""
         lose(self._run, error)
         self._hub.spawn(self._engine.abort(self._run.response_id))
+
+
+def _say(parts: Sequence[Part], known: Mapping[bool, str]) -> bool:
+    """Whether the parts begin with this, of each kind."""
+    return all(
+        "".join(part.text for part in parts if part.is_reasoning is is_reasoning).startswith(text)
+        for is_reasoning, text in known.items()
+    )
 
 
 def _without(parts: Sequence[Part], lengths: Mapping[bool, int]) -> list[Part]:

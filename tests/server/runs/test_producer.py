@@ -118,6 +118,21 @@ async def test_another_worker_goes_on_in_the_middle_of_a_thought(
     assert _joined(frames, "output_text").endswith("es!")
 
 
+async def test_an_answer_of_an_older_version_goes_on_with_its_thoughts_as_text(
+    answering: Answering, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answering.engine.grammar = THINKING
+    answering.run.add_text("<think>Hm", [1])
+    monkeypatch.setattr(answering.engine, "resumed_text", lambda *_: "<think>Hm")
+    answering.engine.say(output(answering.rid, "</think>Yes"), output(answering.rid, "", "stop"))
+    await answering.start()
+    message = await answering.store.messages.get(
+        "alice", answering.chat.session_id, answering.run.message.id
+    )
+    assert (message.reasoning, message.text) == (None, "<think>Hm</think>Yes")
+    assert message.status == "completed"
+
+
 async def test_tokens_that_think_something_else_are_not_gone_on_with(
     answering: Answering, monkeypatch: pytest.MonkeyPatch
 ) -> None:
