@@ -28,8 +28,8 @@ def main() -> None:
     parser.add_argument("--stops", type=int, default=100, help="stops at random moments")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        sizes = {"num_layers": NUM_LAYERS, "mlp_width": MLP_WIDTH}
-        model = build_oracle_model(Path(folder) / "model", **sizes)
+        folder_of_model = Path(folder) / "model"
+        model = build_oracle_model(folder_of_model, num_layers=NUM_LAYERS, mlp_width=MLP_WIDTH)
         with running_server(model) as server:
             figures = idle_figures(server)
             figures += asyncio.run(stop_figures(server, arguments.stops))

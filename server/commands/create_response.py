@@ -30,13 +30,14 @@ from server.engines.client import (
     ValidationError,
 )
 from server.engines.models import Models
+from server.generation.answers import offered_tools
 from server.generation.prompts import Prompt, PromptBuilders
 from server.generation.sampling import effective_settings, structured_outputs
 from server.live.hub import Hub
 from server.live.subscription import Subscription
 from server.protocol.client_frames import CreateResponse
 from server.protocol.encoding import of_stored
-from server.protocol.errors import ApiError
+from server.protocol.errors import ApiError, invalid_field
 from server.protocol.objects import MessageObject, QueueObject, ResponseObject, SettingsObject
 from server.protocol.server_frames import (
     CreatedEntry,
@@ -70,6 +71,7 @@ logger = structlog.get_logger("server")
 
 MAX_TRIES = 4  # each means that something else began or ended in the session meanwhile
 ENGINE_GRACE_SECONDS = 2.0  # for a worker that has just started to join the core
+TEXT = {"type": "text"}  # the `output` of an answer that may have any form
 CALL_SECONDS = 2.0  # for the supervisor to say whether a model can be loaded; the answer waits then
 
 
@@ -260,7 +262,7 @@ class ResponseCreator:
         if self._limit is not None and wish.asker is not None:
             wish.asker.outbox.put(RateLimitsUpdated(rate_limits=[self._limit.entry(remaining)]))
         self._runs.start(run, begun)
-        if begun.title_empty and frame.input is not None:
+        if begun.title_empty and frame.input is not None and not frame.outputs:
             self._runs.spawn(self._set_title(run, frame.text))
         return run.response_id, False
 
@@ -272,7 +274,7 @@ class ResponseCreator:
         if not self._models.can_prompt(name):
             return None
         return await self._prompts.of(name).build(
-            uid, session.id, target.leaf, target.text, settings, target.base
+            uid, session.id, target.leaf, target.text, settings, target.base, target.outputs
         )
 
     async def _check_admission(self, uid: str, name: str) -> Budget | None:
@@ -318,6 +320,9 @@ class ResponseCreator:
         except ValidationError as error:
             message = f"{error}"
             raise ApiError("output_format_refused", message, param="settings.output") from error
+        if offered_tools(settings) and settings.get("output", TEXT) != TEXT:
+            problem = "an answer of a given form calls no tools: say tool_choice none with it"
+            raise invalid_field("settings.output", problem)
         return settings
 
     def _chosen(self, name: str) -> ServedModel:
@@ -373,7 +378,7 @@ class ResponseCreator:
                 response_id=response_id,
                 user_message=new_question,
                 assistant_message=answer,
-                parent_id=_parent_argument(frame, question),
+                parent_id=_parent_argument(frame, question, target),
                 continues=target.version,
                 on_busy="queue" if waits else "reject",
                 created_event=created.data,
@@ -441,10 +446,17 @@ def _code(error: Exception) -> str:
     return refusal.code if isinstance(refusal, ApiError) else type(error).__name__
 
 
-def _parent_argument(frame: CreateResponse, question: Message) -> str | Unset | None:
-    """Where `Responses.begin` puts what it stores: given, or after the head of that moment."""
+def _parent_argument(
+    frame: CreateResponse, question: Message, target: ReplyTarget
+) -> str | Unset | None:
+    """Where `Responses.begin` puts what it stores: given, or after the head of that moment.
+
+    What tools gave back belongs to the message that has called them, wherever the head is.
+    """
     if frame.input is None:
         return question.id
+    if target.outputs:
+        return target.leaf
     return UNSET if isinstance(frame.parent_id, UnsetType) else frame.parent_id
 
 
@@ -453,5 +465,6 @@ def _body_hash(frame: CreateResponse) -> str:
     asked: list[Any] = [frame.text, frame.regenerate_of, frame.continue_of]
     asked += [frame.on_busy, frame.priority]
     asked += [] if isinstance(frame.parent_id, UnsetType) else [frame.parent_id]
+    asked += [[each.call_id, each.output] for each in frame.outputs]
     body = orjson.dumps([frame.settings.given(), *asked], option=orjson.OPT_SORT_KEYS)
     return hashlib.sha256(body).hexdigest()[:32]

@@ -57,7 +57,18 @@ async def as_markdown(session: Session, messages: AsyncIterator[Message]) -> Asy
     yield f"# {title}\n\n{created:%Y-%m-%d %H:%M} UTC, {session.model}\n".encode()
     async for message in messages:
         note = "" if message.status == "completed" else f" ({message.status})"
-        yield f"\n## {message.role.capitalize()}{note}\n\n{message.text}\n".encode()
+        yield f"\n## {message.role.capitalize()}{note}\n\n{_markdown(message)}\n".encode()
+
+
+def _markdown(message: Message) -> str:
+    """Its text, and what tools were called with and gave back."""
+    if message.outputs is not None:
+        return "\n\n".join(output["output"] for output in message.outputs)
+    calls = [
+        f"Calls `{call['name']}` with:\n\n    {call['arguments']}"
+        for call in message.tool_calls or ()
+    ]
+    return "\n\n".join((*([message.text] if message.text or not calls else []), *calls))
 
 
 async def breathing(parts: AsyncIterator[bytes]) -> AsyncIterator[bytes]:

@@ -1,11 +1,12 @@
 """A file → a conversation to be stored, held to the limits of the live path.
 
 The user who imports a file owns the session. Ids in the file are labels that link messages; the
-stored ones are fresh. Roles are user and assistant: a file cannot bring text of the system or of a
-tool.
+stored ones are fresh. Roles are those of the live path, where a client answers calls of tools: a
+file cannot bring text of the system.
 """
 
 import time
+from collections.abc import Mapping
 from typing import Annotated, Literal
 
 import msgspec
@@ -26,16 +27,28 @@ from sessions.model.records import Message
 from sessions.store.copies import Draft
 
 MAX_ANSWER_BYTES = 512 * 1024  # more than the longest answer in the longest tokens
+MAX_CALLS = 256  # of one answer
 MAX_USAGE_TOKENS = 10_000_000  # of one answer: more than any context, and no sum gets out of hand
 Label = Annotated[str, Meta(min_length=1, max_length=128)]
 Tokens = Annotated[int, Meta(ge=0, le=MAX_USAGE_TOKENS)]
 
 
 class ImportedText(Struct, frozen=True):
-    """One part of a message's content."""
+    """One part of a message's content; with `call_id`, what a tool gave back."""
 
     type: Literal["text"]
     text: str
+    call_id: Label | None = None
+
+
+class ImportedCall(Struct, frozen=True):
+    """A call of a tool in an answer."""
+
+    call_id: Label
+    name: Annotated[str, Meta(min_length=1, max_length=128)]
+    arguments: str
+    id: Label | None = None
+    status: Literal["completed", "incomplete", "failed"] = "completed"
 
 
 class ImportedUsage(Struct, frozen=True):
@@ -50,7 +63,7 @@ class ImportedMessage(Struct, frozen=True):
     """One message; its parent must stand before it."""
 
     id: Label
-    role: Literal["user", "assistant"]
+    role: Literal["user", "assistant", "tool"]
     content: Annotated[list[ImportedText], Meta(max_length=64)]
     parent_id: Label | None = None
     status: Literal["completed", "interrupted", "failed"] = "completed"
@@ -58,6 +71,7 @@ class ImportedMessage(Struct, frozen=True):
     model: Annotated[str, Meta(max_length=200)] | None = None
     usage: ImportedUsage | None = None
     reasoning: str | None = None  # of an answer
+    tool_calls: Annotated[list[ImportedCall], Meta(max_length=MAX_CALLS)] = []  # likewise
 
 
 class ImportedSession(Struct, frozen=True):
@@ -91,13 +105,13 @@ def parse_import(data: bytes, model: str) -> Draft:
     check_system(body.session.settings)
     now_ms = time.time_ns() // 1_000_000
     ids: dict[str, str] = {}
-    roles: dict[str | None, str] = {}
+    known: dict[str | None, ImportedMessage] = {}
     messages: list[Message] = []
     for place, imported in enumerate(body.messages):
         where = f"messages[{place}]"
-        _check_place(imported, ids, roles, where)
+        _check_place(imported, known, where)
         ids[imported.id] = new_message_id()
-        roles[imported.id] = imported.role
+        known[imported.id] = imported
         messages.append(
             Message(
                 ids[imported.id],
@@ -109,6 +123,8 @@ def parse_import(data: bytes, model: str) -> Draft:
                 usage=None if imported.usage is None else msgspec.to_builtins(imported.usage),
                 model=imported.model,
                 reasoning=_reasoning(imported, where),
+                tool_calls=_calls(imported, where),
+                outputs=_outputs(imported, known.get(imported.parent_id), where),
             )
         )
     if body.head is not None and body.head not in ids:
@@ -119,15 +135,52 @@ def parse_import(data: bytes, model: str) -> Draft:
 
 
 def _check_place(
-    imported: ImportedMessage, ids: dict[str, str], roles: dict[str | None, str], where: str
+    imported: ImportedMessage, known: Mapping[str | None, ImportedMessage], where: str
 ) -> None:
     """A tree: every id once, every parent before its children, answers under questions."""
-    if imported.id in ids:
+    if imported.id in known:
         raise invalid_field(f"{where}.id", "this id is there twice")
-    if imported.parent_id is not None and imported.parent_id not in ids:
+    if imported.parent_id is not None and imported.parent_id not in known:
         raise invalid_field(f"{where}.parent_id", "no message before this one has that id")
-    if imported.role == "assistant" and roles.get(imported.parent_id) != "user":
+    parent = known.get(imported.parent_id)
+    if imported.role == "assistant" and (parent is None or parent.role == "assistant"):
         raise invalid_field(f"{where}.parent_id", "an answer follows a user's message")
+
+
+def _calls(imported: ImportedMessage, where: str) -> list[dict[str, str]] | None:
+    """As they are stored; together as long as an answer at most."""
+    calls = imported.tool_calls if imported.role == "assistant" else []
+    if sum(len(call.arguments.encode()) for call in calls) > MAX_ANSWER_BYTES:
+        message = f"the arguments of a message's calls are longer than {MAX_ANSWER_BYTES} bytes"
+        raise ApiError("message_too_large", message, param=f"{where}.tool_calls")
+    if len({call.call_id for call in calls}) < len(calls):
+        raise invalid_field(f"{where}.tool_calls", "two calls have the same call_id")
+    stored = [
+        {
+            "type": "function_call",
+            "id": call.id or call.call_id,
+            "call_id": call.call_id,
+            "name": call.name,
+            "arguments": call.arguments,
+            "status": call.status,
+        }
+        for call in calls
+    ]
+    return stored or None
+
+
+def _outputs(
+    imported: ImportedMessage, parent: ImportedMessage | None, where: str
+) -> list[dict[str, str]] | None:
+    """Of each call of the answer before, what its tool gave back."""
+    if imported.role != "tool":
+        return None
+    calls = [] if parent is None else parent.tool_calls
+    called = sorted(call.call_id for call in calls if call.status == "completed")
+    if not called or sorted(part.call_id or "" for part in imported.content) != called:
+        problem = "outputs follow the answer with their calls, one for each"
+        raise invalid_field(f"{where}.content", problem)
+    return [{"call_id": part.call_id or "", "output": part.text} for part in imported.content]
 
 
 def _reasoning(imported: ImportedMessage, where: str) -> str | None:
@@ -142,7 +195,7 @@ def _reasoning(imported: ImportedMessage, where: str) -> str | None:
 def _text(imported: ImportedMessage, where: str) -> str:
     text = "".join(part.text for part in imported.content)
     is_question = imported.role == "user"
-    most = MAX_INPUT_BYTES if is_question else MAX_ANSWER_BYTES
+    most = MAX_ANSWER_BYTES if imported.role == "assistant" else MAX_INPUT_BYTES
     if len(text.encode()) > most:
         message = f"a message is longer than {most} bytes"
         raise ApiError("message_too_large", message, param=f"{where}.content")

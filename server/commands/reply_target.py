@@ -1,11 +1,12 @@
 """What a response answers: a new question, a stored one again, or the rest of a broken answer."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from msgspec import UnsetType
 
-from server.protocol.client_frames import CreateResponse
-from server.protocol.errors import invalid_field
+from server.protocol.client_frames import CallOutput, CreateResponse
+from server.protocol.errors import ApiError, invalid_field
 from sessions.model.errors import MessageNotFound, ResponseInProgress
 from sessions.model.ids import check_message_id, new_message_id
 from sessions.model.records import Message, Session
@@ -21,6 +22,7 @@ class ReplyTarget:
     question: Message | None = None  # None: it is stored together with the answer's beginning
     continued: Message | None = None  # the answer to go on with
     version: str | None = None  # of `continued`, see `Messages.with_version`
+    outputs: list[dict[str, str]] | None = None  # what tools gave back, in the place of a question
 
     @property
     def base(self) -> str:
@@ -31,6 +33,8 @@ class ReplyTarget:
         """The user message to store; None if it is stored already."""
         if self.question is not None:
             return None
+        if self.outputs:
+            return Message.of_outputs(new_message_id(), self.leaf, self.outputs, now_ms)
         return Message(new_message_id(), self.leaf, "user", self.text, "completed", now_ms)
 
     def answer(self, response_id: str, question_id: str, model: str, now_ms: int) -> Message:
@@ -65,8 +69,11 @@ class ReplyTargets:
         self._store = store
 
     async def of(self, uid: str, session: Session, frame: CreateResponse) -> ReplyTarget:
-        """Raises `ApiError` for a message that cannot be regenerated or continued, and
-        `ResponseInProgress` for one that is being written."""
+        """Raises `ApiError` for a message that cannot be regenerated or continued, or whose calls
+        are others, and `ResponseInProgress` for one that is being written."""
+        if frame.outputs:
+            leaf = session.head if isinstance(frame.parent_id, UnsetType) else frame.parent_id
+            return await self._of_outputs(uid, session.id, leaf, frame.outputs)
         if frame.input is not None:
             if isinstance(frame.parent_id, UnsetType):
                 return ReplyTarget(session.head, frame.text)
@@ -80,12 +87,44 @@ class ReplyTargets:
         if question is None:
             raise invalid_field(param, "that message answers no other")
         if param == "regenerate_of":
-            return ReplyTarget(question.parent_id, question.text, question)
+            return ReplyTarget(
+                question.parent_id, question.text, question, outputs=question.outputs
+            )
         if answer.status == "in_progress":
             raise ResponseInProgress(answer.response_id or "")
         if answer.status != "interrupted":
             raise invalid_field(param, "only an interrupted answer can be continued")
-        return ReplyTarget(question.parent_id, question.text, question, answer, version)
+        if answer.tool_calls:
+            raise invalid_field(param, "an answer that has called tools cannot be continued")
+        return ReplyTarget(
+            question.parent_id, question.text, question, answer, version, question.outputs
+        )
+
+    async def _of_outputs(
+        self, uid: str, session_id: str, leaf: str | None, given: Sequence[CallOutput]
+    ) -> ReplyTarget:
+        """Every call of the message before must be answered, and no other.
+
+        Raises `ApiError` `call_not_found`, `call_outputs_missing`.
+        """
+        called: set[str] = set()
+        if leaf is not None:
+            check_message_id(leaf)
+            message = await self._store.messages.get(uid, session_id, leaf)
+            if message.status == "in_progress":
+                raise ResponseInProgress(message.response_id or "")
+            calls = message.tool_calls or ()
+            called = {call["call_id"] for call in calls if call["status"] == "completed"}
+        for place, output in enumerate(given):
+            if output.call_id not in called:
+                problem = "the message before has no such call that waits for an output"
+                raise ApiError("call_not_found", problem, param=f"input[{place}].call_id")
+        missing = len(called) - len(given)
+        if missing:
+            problem = f"{missing} more of the calls of that message need an output"
+            raise ApiError("call_outputs_missing", problem, param="input")
+        outputs = [{"call_id": each.call_id, "output": each.output} for each in given]
+        return ReplyTarget(leaf, "".join(each.output for each in given), outputs=outputs)
 
     async def _question(self, uid: str, session_id: str, answer: Message) -> Message | None:
         if answer.role != "assistant" or answer.parent_id is None:
@@ -94,4 +133,4 @@ class ReplyTargets:
             question = await self._store.messages.get(uid, session_id, answer.parent_id)
         except MessageNotFound:
             return None
-        return question if question.role == "user" else None
+        return question if question.role in ("user", "tool") else None

@@ -26,6 +26,9 @@ from engine import (
     UnsupportedModelError,
     ValidationError,
 )
+from engine.client.parsing.events import CallArguments as ParsedArguments
+from engine.client.parsing.events import CallBegin as ParsedBegin
+from engine.client.parsing.events import CallEnd as ParsedEnd
 from engine.client.parsing.events import Event as ParsedEvent
 from engine.client.parsing.events import ReasoningDelta as ParsedReasoning
 from engine.client.parsing.events import TextDelta as ParsedText
@@ -56,6 +59,9 @@ __all__ = [
     "Logprob",
     "Marks",
     "ModelLoadError",
+    "ParsedArguments",
+    "ParsedBegin",
+    "ParsedEnd",
     "ParsedEvent",
     "ParsedReasoning",
     "ParsedText",
@@ -129,6 +135,10 @@ class EngineTokenizer(Protocol):
     def chat_stop(self) -> tuple[str, ...]:
         """Stop strings that answers in a chat need."""
 
+    @property
+    def takes_tools(self) -> bool:
+        """Whether the chat template tells the model of tools."""
+
     async def encode_async(self, text: str, *, owner: str = "") -> list[int]:
         """The ids of a text."""
 
@@ -139,8 +149,11 @@ class EngineTokenizer(Protocol):
         *,
         owner: str | None = None,
         max_length: int | None = None,
+        **variables: Any,
     ) -> list[int]:
         """The prompt of a chat whose next answer begins with `answer`.
+
+        `variables` are what else the template is given, such as `tools`.
 
         Raises `PromptTooLongError` for more than `max_length` ids, `ChatTemplateError` for a
         template that takes too much, `ValidationError` for messages that it refuses, and

@@ -23,7 +23,14 @@ from server.engines.client import (
     ValidationError,
 )
 from server.engines.models import Models
-from server.generation.answers import AnswerReader
+from server.generation.answers import AnswerReader, offered_tools
+from server.generation.chat_messages import (
+    ChatMessage,
+    calls_text,
+    chat_messages,
+    is_said,
+    template_tools,
+)
 from server.generation.sampling import has_form
 from server.protocol.errors import ApiError, invalid_field
 from sessions.model.records import Message
@@ -35,8 +42,6 @@ MAX_HISTORY_MESSAGES = 2000  # beyond any context in use; bounds the work for on
 MESSAGE_OVERHEAD_TOKENS = 8  # role markers of a chat template; the final count is exact anyway
 MAX_COUNTS = 50_000
 HASH_DIGITS = 16
-
-ChatMessage = dict[str, str]  # {"role": …, "content": …}
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,31 +92,46 @@ class PromptBuilder:
         text: str,
         settings: Mapping[str, Any],
         base: str = "",
+        outputs: Sequence[Mapping[str, str]] | None = None,
     ) -> Prompt:
         """The prompt of `text` after the path to `leaf`, with `base` as the answer's beginning.
 
-        Raises `ApiError` `context_length_exceeded` when system text and message alone do not fit,
-        and `invalid_field` when the model's chat template refuses them or cannot be done with them.
+        `outputs` are what tools gave back, in the place of a text: then the turn that has called
+        them always stays, as the message does. Raises `ApiError` `context_length_exceeded` when
+        system text and message alone do not fit, `invalid_field` when the model's chat template
+        refuses them or cannot be done with them, and `tools_not_supported`.
         """
+        tools = offered_tools(settings)
+        if (tools or outputs) and not self._takes_tools:
+            message = "this model is told of no tools, or it is unknown how it calls them"
+            raise ApiError("tools_not_supported", message, param="settings.tools")
         system, max_output_tokens = settings.get("system") or "", settings["max_output_tokens"]
         max_model_len = self._engine.model_config.max_model_len
         if base or has_form(settings):
             base = await self._behind_thought(base)
-        alone, path = await asyncio.gather(  # the template's process and Redis work meanwhile
-            self._alone(uid, system, text, base), self._path(uid, session_id, leaf)
-        )
+        tail = [Message("", leaf, "user", text, "completed", 0)]
+        if outputs:
+            tail = [Message.of_outputs("", leaf, outputs, 0)]
+            path = await self._path(uid, session_id, leaf)
+            begin = _turn_begin(path)
+            path, tail = path[:begin], [*path[begin:], *tail]
+            alone = await self._alone(uid, system, tail, base, tools)
+        else:
+            alone, path = await asyncio.gather(  # the template's process and Redis work meanwhile
+                self._alone(uid, system, tail, base, tools), self._path(uid, session_id, leaf)
+            )
         # An answer may ask for more than half the context, but not at the cost of all history.
         reserved = min(max_output_tokens, max_model_len // 2)
         room = max(max_model_len - reserved, len(alone))
         is_settled = all(message.status != "in_progress" for message in path)
-        history = [message for message in path if message.text]
+        history = [message for message in path if is_said(message)]
         if not history:
             return Prompt(alone, None, 0, is_settled)
-        start = await self._start(uid, history, text, len(alone), room)
+        start = await self._start(uid, history, tail, len(alone), room)
         while True:
             ids = alone
             if start < len(history):
-                ids = await self._render(uid, system, history[start:], text, base)
+                ids = await self._render(uid, system, [*history[start:], *tail], base, tools)
             if len(ids) <= room or start >= len(history):
                 break
             # The estimate was too low: one more turn goes.
@@ -140,12 +160,23 @@ class PromptBuilder:
             self._thought_end = AnswerReader(self._engine, ids).thought_end
         return f"\n{self._thought_end}\n\n{base}" if self._thought_end else base
 
-    async def _alone(self, uid: str, system: str, text: str, base: str) -> list[int]:
+    @property
+    def _takes_tools(self) -> bool:
+        return self._engine.answer_grammar.has_calls and self._engine.get_tokenizer().takes_tools
+
+    async def _alone(
+        self,
+        uid: str,
+        system: str,
+        tail: Sequence[Message],
+        base: str,
+        tools: Sequence[Mapping[str, Any]],
+    ) -> list[int]:
         """The prompt without any history. Raises `ApiError` if that is too long already."""
         max_model_len = self._engine.model_config.max_model_len
         param = "continue_of" if base else "input"
         try:
-            ids = await self._render(uid, system, [], text, base, max_length=max_model_len)
+            ids = await self._render(uid, system, tail, base, tools, max_length=max_model_len)
         except PromptTooLongError as error:
             raise _too_long(f"at least {error.num_tokens}", max_model_len, param) from error
         if len(ids) >= max_model_len:
@@ -166,7 +197,12 @@ class PromptBuilder:
         return messages
 
     async def _start(
-        self, uid: str, history: Sequence[Message], text: str, num_alone: int, room: int
+        self,
+        uid: str,
+        history: Sequence[Message],
+        tail: Sequence[Message],
+        num_alone: int,
+        room: int,
     ) -> int:
         """Where the prompt begins, found by asking every question of this chat again in thought.
 
@@ -174,7 +210,7 @@ class PromptBuilder:
         treated like those before it, so the next one finds the same place.
         """
         counts = [await self._count(uid, message) for message in history]
-        counts.append(await self._count_text(uid, text))
+        counts.append(sum([await self._count(uid, message) for message in tail]))
         before = list(accumulate(counts, initial=num_alone - counts[-1]))
         questions = [place for place, m in enumerate(history) if place == 0 or m.role == "user"]
         questions.append(len(history))
@@ -189,7 +225,9 @@ class PromptBuilder:
     async def _count(self, uid: str, message: Message) -> int:
         known = self._counts.get(message.id)
         if known is None or message.status == "in_progress":
-            known = await self._count_text(uid, message.text)
+            known = await self._count_text(uid, message.text + calls_text(message))
+            if not message.id:  # it is not stored yet
+                return known
             self._counts[message.id] = known
             if len(self._counts) > MAX_COUNTS:
                 self._counts.popitem(last=False)
@@ -203,35 +241,55 @@ class PromptBuilder:
         self,
         uid: str,
         system: str,
-        history: Sequence[Message],
-        text: str,
+        said: Sequence[Message],
         base: str,
+        tools: Sequence[Mapping[str, Any]],
         *,
         max_length: int | None = None,
     ) -> list[int]:
-        messages: list[ChatMessage] = []
-        if system:
-            messages.append({"role": "system", "content": system})
-        for role, content in [*((m.role, m.text) for m in history), ("user", text)]:
-            if messages and messages[-1]["role"] == role:
-                # Many templates insist on alternating roles; an answer without text leaves a gap.
-                messages[-1]["content"] += "\n\n" + content
-            else:
-                messages.append({"role": role, "content": content})
-        tokenizer = self._engine.get_tokenizer()
+        with_calls = self._takes_tools
+        messages = chat_messages(system, said, with_calls=with_calls)
+        has_calls = any("tool_calls" in message for message in messages)
         try:
-            return await tokenizer.apply_chat_template_async(
-                messages, answer=base, owner=uid, max_length=max_length
-            )
+            try:
+                return await self._apply(uid, messages, base, tools, max_length)
+            except ChatTemplateError:
+                raise
+            except ValidationError:
+                if not has_calls:
+                    raise
+                messages = chat_messages(
+                    system, said, with_calls=with_calls, arguments_as_text=True
+                )
+                return await self._apply(uid, messages, base, tools, max_length)
         except PromptTooLongError:
             raise
         except ValidationError as error:  # some templates know no system role, for instance
-            param = "settings.system" if system else "input"
+            param = "settings.tools" if tools else "settings.system" if system else "input"
             is_stopped = isinstance(error, ChatTemplateError)
             verb = "takes too much time or memory over" if is_stopped else "refuses"
             raise invalid_field(param, f"the model's chat template {verb} this") from error
         except RetryableRequestError as error:
             raise ApiError("engine_unavailable", "the prompt was not made; try again") from error
+
+    async def _apply(
+        self,
+        uid: str,
+        messages: Sequence[ChatMessage],
+        base: str,
+        tools: Sequence[Mapping[str, Any]],
+        max_length: int | None,
+    ) -> list[int]:
+        variables = {"tools": template_tools(tools)} if tools else {}
+        tokenizer = self._engine.get_tokenizer()
+        return await tokenizer.apply_chat_template_async(
+            messages, answer=base, owner=uid, max_length=max_length, **variables
+        )
+
+
+def _turn_begin(path: Sequence[Message]) -> int:
+    """Where the newest question of a path stands; its beginning if there is none."""
+    return next((at for at in reversed(range(len(path))) if path[at].role == "user"), 0)
 
 
 def _too_long(num_tokens: str, max_model_len: int, param: str) -> ApiError:

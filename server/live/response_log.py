@@ -13,8 +13,21 @@ import orjson
 from msgspec import UNSET, UnsetType
 
 from server.live.outbox import LOGPROB_BYTES, Outbox, PendingDelta
+from server.protocol.calls import (
+    ADDED,
+    ARGUMENTS,
+    ARGUMENTS_DONE,
+    CALL_ENTRIES,
+    ITEM_DONE,
+    CallLedger,
+    num_call_characters,
+)
 from server.protocol.encoding import ServerFrame, encode, of_stored
 from server.protocol.server_frames import (
+    ArgumentsDelta,
+    ArgumentsDone,
+    OutputItemAdded,
+    OutputItemDone,
     ReasoningDelta,
     ResponseCreated,
     ResponseDone,
@@ -31,6 +44,10 @@ _KINDS: dict[str, type[ServerFrame]] = {
     "response.in_progress": ResponseInProgress,
     "response.done": ResponseDone,
     REASONING_DELTA: ReasoningDelta,
+    ADDED: OutputItemAdded,
+    ITEM_DONE: OutputItemDone,
+    ARGUMENTS: ArgumentsDelta,
+    ARGUMENTS_DONE: ArgumentsDone,
 }
 MAX_SNAPSHOT_PART = 128 * 1024  # bytes of encoded text, so that no frame comes near 256 KiB
 MAX_REPLAY_CHARACTERS = 64 * 1024  # a longer replay is replaced by a snapshot
@@ -71,6 +88,10 @@ class ResponseLog:
         """What the model has thought in this answer as of entry `until`."""
         return reasoning_of(self.events[:until])
 
+    def output(self, response_id: str, until: int | None = None) -> list[dict[str, Any]]:
+        """The calls of tools in this answer as of entry `until`."""
+        return calls_of(response_id, self.events[:until]).items()
+
 
 def text_of(events: Sequence[Event]) -> str:
     """What these entries add to their message."""
@@ -89,6 +110,22 @@ def is_reasoning(event: Event) -> TypeGuard[ObjectEvent]:
     takes it for no text of the answer.
     """
     return isinstance(event, ObjectEvent) and event.data.get("type") == REASONING_DELTA
+
+
+def calls_of(response_id: str, events: Iterable[Event]) -> CallLedger:
+    """What these entries say of calls of tools."""
+    return CallLedger(response_id, (event.data for event in events if is_call(event)))
+
+
+def is_call(event: Event) -> TypeGuard[ObjectEvent]:
+    """Whether it tells of a call of a tool; an entry like any other, too."""
+    return isinstance(event, ObjectEvent) and event.data.get("type") in CALL_ENTRIES
+
+
+def num_characters(events: Sequence[Event]) -> int:
+    """How much text these entries bring, of whatever kind."""
+    calls = sum(num_call_characters(event.data) for event in events if is_call(event))
+    return len(text_of(events)) + len(reasoning_of(events)) + calls
 
 
 def is_done(event: Event) -> bool:
@@ -179,6 +216,7 @@ def replay_bytes(events: Sequence[Event]) -> int:
                 len(each["delta"]) + LOGPROB_BYTES * len(each.get("logprobs", ()))
                 for each in thoughts
             ),
+            *(num_call_characters(event.data) for event in events if is_call(event)),
         )
     )
 
@@ -205,32 +243,46 @@ def replay_frames(
 
 
 def put_snapshot(
-    outbox: Outbox, response_id: str, number: int, fence: int, text: str, reasoning: str = ""
+    outbox: Outbox,
+    response_id: str,
+    number: int,
+    fence: int,
+    text: str,
+    reasoning: str = "",
+    output: Sequence[dict[str, Any]] = (),
 ) -> None:
     """Queue the whole text of a response as of entry `number`, in parts if it is long."""
-    frames = snapshot_frames(response_id, number, fence, text, reasoning)
-    if len(text) + len(reasoning) > MAX_BURST_BYTES:
-        outbox.put_replay(response_id, map(encode, frames), len(text) + len(reasoning))
+    frames = snapshot_frames(response_id, number, fence, text, reasoning, output)
+    num_characters = len(text) + len(reasoning) + sum(len(item["arguments"]) for item in output)
+    if num_characters > MAX_BURST_BYTES:
+        outbox.put_replay(response_id, map(encode, frames), num_characters)
         return
     for frame in frames:
         outbox.put(frame, response_id, is_entry=True)
 
 
 def snapshot_frames(
-    response_id: str, number: int, fence: int, text: str, reasoning: str = ""
+    response_id: str,
+    number: int,
+    fence: int,
+    text: str,
+    reasoning: str = "",
+    output: Sequence[dict[str, Any]] = (),
 ) -> Iterator[TextSnapshot]:
-    """Parts of the reasoning, if there is any, then parts of the text."""
-    parts: list[tuple[str, str | UnsetType]] = []
+    """Parts of the reasoning, if there is any, the calls of tools, then parts of the text."""
+    parts: list[tuple[str, str | UnsetType, Any]] = []
     if reasoning:
-        parts += [("", part) for part in _parts_of(reasoning)]
-    parts += [(part, UNSET) for part in _parts_of(text)]
-    for place, (part, thought) in enumerate(parts, 1):
+        parts += [("", part, UNSET) for part in _parts_of(reasoning)]
+    parts += [("", UNSET, items) for items in _groups_of(output)]
+    parts += [(part, UNSET, UNSET) for part in _parts_of(text)]
+    for place, (part, thought, items) in enumerate(parts, 1):
         yield TextSnapshot(
             response_id=response_id,
             sequence_number=number,
             fence=fence,
             text=part,
             reasoning_text=thought,
+            output=items,
             part=place,
             parts=len(parts),
         )
@@ -244,3 +296,18 @@ def _parts_of(text: str) -> Iterator[str]:
         middle = len(text) // 2
         yield from _parts_of(text[:middle])
         yield from _parts_of(text[middle:])
+
+
+def _groups_of(output: Sequence[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
+    """Items in groups that are small enough; an item that is not is one by itself."""
+    group: list[dict[str, Any]] = []
+    size = 0
+    for item in output:
+        length = len(orjson.dumps(item))
+        if group and size + length > MAX_SNAPSHOT_PART:
+            yield group
+            group, size = [], 0
+        group.append(item)
+        size += length
+    if group:
+        yield group

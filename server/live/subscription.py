@@ -15,12 +15,11 @@ from server.live.response_log import (
     ResponseLog,
     is_done,
     is_whole_end,
+    num_characters,
     put_event,
     put_snapshot,
-    reasoning_of,
     replay_bytes,
     replay_frames,
-    text_of,
 )
 from server.live.sent_ends import SentEnds
 from server.protocol.entries import SessionFrame, is_final
@@ -435,7 +434,8 @@ class Subscription:
             self.cursors[response_id] = number
             self._open.add(response_id)
             text, reasoning = log.text(number), log.reasoning(number)
-            put_snapshot(self.outbox, response_id, number, log.fence, text, reasoning)
+            output = log.output(response_id, number)
+            put_snapshot(self.outbox, response_id, number, log.fence, text, reasoning, output)
         self.put_events(response_id, log.fence, 1, log.events)
 
     def _may_replay(self, log: ResponseLog, position: int) -> bool:
@@ -443,8 +443,7 @@ class Subscription:
         if not 0 < position <= len(log.events):
             return False
         missing = log.events[position:]
-        num_characters = len(text_of(missing)) + len(reasoning_of(missing))
-        return num_characters <= MAX_REPLAY_CHARACTERS and self.outbox.has_room_for_replay(
+        return num_characters(missing) <= MAX_REPLAY_CHARACTERS and self.outbox.has_room_for_replay(
             replay_bytes(missing)
         )
 

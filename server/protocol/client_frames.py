@@ -8,6 +8,7 @@ Outbound frames are those of `server_frames.py`.
 import json
 import math
 import re
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -28,6 +29,9 @@ MAX_SYSTEM_BYTES = 32 * 1024
 MAX_LOGPROBS = 5
 MAX_OUTPUT_BYTES = 32 * 1024  # of `settings.output` as JSON: each message keeps it
 MAX_CHOICES = 256
+MAX_TOOLS = 64
+MAX_TOOLS_BYTES = 32 * 1024  # of `settings.tools` as JSON
+MAX_CALL_OUTPUTS = 64
 MAX_STOP_AFTER_SECONDS = 24 * 3600
 MAX_PRIORITY = 1000
 MAX_ECHO_CHARACTERS = 64  # of a client's own words in an error message
@@ -82,6 +86,14 @@ class GrammarOutput(Struct, tag="grammar", forbid_unknown_fields=True, frozen=Tr
     grammar: Annotated[str, Meta(min_length=1, max_length=MAX_OUTPUT_BYTES)]
 
 
+class FunctionTool(Struct, tag="function", forbid_unknown_fields=True, frozen=True):
+    """A tool that a model may call and the client answers for; `parameters` is a JSON schema."""
+
+    name: Annotated[str, Meta(pattern=r"^[A-Za-z0-9_-]{1,64}\Z")]
+    description: str | UnsetType = UNSET
+    parameters: dict[str, Any] | UnsetType = UNSET
+
+
 Output = TextOutput | JsonOutput | SchemaOutput | RegexOutput | ChoiceOutput | GrammarOutput
 
 
@@ -106,6 +118,8 @@ class Settings(Struct, forbid_unknown_fields=True, omit_defaults=True, frozen=Tr
     logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
     on_no_viewers: Literal["continue"] | StopAfter | None = None
     output: Output | None = None  # the form that an answer must have
+    tools: Annotated[list[FunctionTool], Meta(max_length=MAX_TOOLS)] | None = None
+    tool_choice: Literal["auto", "none"] | None = None  # "none": offered no tool, this time
 
     def given(self) -> dict[str, Any]:
         """What is set, as it is stored."""
@@ -113,14 +127,22 @@ class Settings(Struct, forbid_unknown_fields=True, omit_defaults=True, frozen=Tr
         return values
 
 
-class InputText(Struct, frozen=True):
-    type: Literal["input_text"]
+class InputText(Struct, tag="input_text", frozen=True):
     text: str
 
 
-def text_of(given: str | list[InputText] | None) -> str:
+class CallOutput(Struct, tag="function_call_output", frozen=True):
+    """What the tool gave back that the model has called under this id."""
+
+    call_id: Annotated[str, Meta(min_length=1, max_length=128)]
+    output: str
+
+
+def text_of(given: str | Sequence[InputText | CallOutput] | None) -> str:
     """An `input` as one string."""
-    return "".join(part.text for part in given) if isinstance(given, list) else given or ""
+    if given is None or isinstance(given, str):
+        return given or ""
+    return "".join(part.text if isinstance(part, InputText) else part.output for part in given)
 
 
 class LogPosition(Struct, frozen=True):
@@ -175,7 +197,7 @@ class DeleteSession(Frame, frozen=True, kw_only=True):
 class CreateResponse(Frame, frozen=True, kw_only=True):
     session_id: str
     idempotency_key: IdempotencyKey
-    input: str | list[InputText] | None = None
+    input: str | list[InputText | CallOutput] | None = None
     regenerate_of: str | None = None
     continue_of: str | None = None
     parent_id: str | UnsetType | None = UNSET  # None: before every other message
@@ -189,6 +211,12 @@ class CreateResponse(Frame, frozen=True, kw_only=True):
     def text(self) -> str:
         """The new message as one string; empty without `input`."""
         return text_of(self.input)
+
+    @property
+    def outputs(self) -> list[CallOutput]:
+        """What tools gave back, if that is what the `input` says."""
+        given = self.input if isinstance(self.input, list) else []
+        return [part for part in given if isinstance(part, CallOutput)]
 
 
 class CancelResponse(Frame, frozen=True, kw_only=True):
@@ -401,8 +429,10 @@ def field_error(error: msgspec.ValidationError) -> ApiError:
 def check_system(settings: Settings | None) -> None:
     """Raise `ApiError` for a system prompt that is too long in bytes, or in the JSON of lists.
 
-    Likewise for an `output` that is too long.
+    Likewise for an `output` that is too long, and for tools that are, or that nobody can tell
+    apart.
     """
+    _check_tools(settings.tools if settings is not None else None)
     output = settings.output if settings is not None else None
     if output is not None and len(orjson.dumps(msgspec.to_builtins(output))) > MAX_OUTPUT_BYTES:
         raise invalid_field("settings.output", f"output is longer than {MAX_OUTPUT_BYTES} bytes")
@@ -416,6 +446,22 @@ def check_system(settings: Settings | None) -> None:
         raise invalid_field("settings.system", problem)
 
 
+def _check_tools(tools: list[FunctionTool] | None) -> None:
+    if tools is None:
+        return
+    if len({tool.name for tool in tools}) < len(tools):
+        raise invalid_field("settings.tools", "two tools have the same name")
+    if len(orjson.dumps(msgspec.to_builtins(tools))) > MAX_TOOLS_BYTES:
+        raise invalid_field("settings.tools", f"tools are longer than {MAX_TOOLS_BYTES} bytes")
+    for place, tool in enumerate(tools):
+        schema = {} if isinstance(tool.parameters, UnsetType) else tool.parameters
+        properties = schema.get("properties", {})
+        is_object = schema.get("type", "object") == "object" and isinstance(properties, dict)
+        if not is_object or not all(isinstance(each, dict) for each in properties.values()):
+            where = f"settings.tools[{place}].parameters"
+            raise invalid_field(where, "parameters must be the JSON schema of an object")
+
+
 def check_purpose(frame: CreateResponse) -> None:
     """Raise `ApiError` unless the frame says one thing that can be answered."""
     given = [name for name in PURPOSES if getattr(frame, name) is not None]
@@ -423,17 +469,34 @@ def check_purpose(frame: CreateResponse) -> None:
         raise invalid_field(
             given[-1] if given else "input", f"exactly one of {', '.join(PURPOSES)} is needed"
         )
-    if frame.input is not None:
+    if frame.outputs:
+        _check_outputs(frame)
+    elif frame.input is not None:
         _check_input(frame.text)
     elif frame.parent_id is not UNSET:
         raise invalid_field("parent_id", f"{given[0]} says already where the answer goes")
 
 
-def _check_input(text: str) -> None:
+def _check_outputs(frame: CreateResponse) -> None:
+    outputs = frame.outputs
+    if isinstance(frame.input, list) and len(outputs) < len(frame.input):
+        raise invalid_field("input", "input is either text or what tools gave back")
+    if len(outputs) > MAX_CALL_OUTPUTS:
+        raise invalid_field("input", f"input has more than {MAX_CALL_OUTPUTS} outputs")
+    if len({each.call_id for each in outputs}) < len(outputs):
+        raise invalid_field("input", "a call is answered twice")
+    _check_length(frame.text)
+
+
+def _check_length(text: str) -> None:
     if len(text.encode()) > MAX_INPUT_BYTES:
         raise ApiError(
             "message_too_large", f"input is longer than {MAX_INPUT_BYTES} bytes", param="input"
         )
+
+
+def _check_input(text: str) -> None:
+    _check_length(text)
     if not text.strip():
         raise invalid_field("input", "input is empty")
 

@@ -26,6 +26,7 @@ By = Literal["user", "admin", "policy", "store_lost"]
 Reason = Literal[
     "eos",
     "stop",
+    "tool_calls",
     "client_cancelled",
     "admin_cancelled",
     "superseded",
@@ -41,6 +42,7 @@ Reason = Literal[
     "content_filter",
     "engine_error",
     "output_format_refused",
+    "tools_not_supported",
     "model_unavailable",
     "store_lost",
 ]
@@ -95,12 +97,15 @@ class SessionObject(Part, frozen=True, kw_only=True):
 
 
 class TextPart(Part, frozen=True, kw_only=True):
+    """With `call_id`, what the tool of that call gave back."""
+
     type: Literal["text"]
     text: str
+    call_id: str | UnsetType = UNSET
 
 
 class FunctionCall(Part, frozen=True, kw_only=True, tag="function_call"):
-    """A model calls a tool; `arguments` is JSON. Reserved."""
+    """A model calls a tool; `arguments` is JSON if the call is `completed`."""
 
     id: str
     call_id: str
@@ -155,7 +160,7 @@ class MessageObject(Part, frozen=True, kw_only=True):
 
     id: Id
     parent_id: Id | None
-    role: Literal["user", "assistant"]
+    role: Literal["user", "assistant", "tool"]
     content: list[TextPart] | UnsetType = UNSET
     content_omitted: Literal[True] | UnsetType = UNSET
     status: Literal["in_progress", "completed", "interrupted", "failed"]
@@ -169,6 +174,7 @@ class MessageObject(Part, frozen=True, kw_only=True):
     settings: SettingsObject | UnsetType = UNSET
     restarts: Count | UnsetType = UNSET
     reasoning: str | UnsetType = UNSET
+    tool_calls: list[FunctionCall] | UnsetType = UNSET
     sibling_ids: list[Id] | UnsetType = UNSET
 
 

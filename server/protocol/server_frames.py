@@ -17,6 +17,7 @@ from server.protocol.objects import (
     Engine,
     ErrorObject,
     Fraction,
+    FunctionCall,
     Heartbeat,
     Id,
     MessageObject,
@@ -292,8 +293,49 @@ class ReasoningDelta(ResponseEntry, frozen=True, kw_only=True, tag="response.rea
     logprobs: list[TokenLogprob] | UnsetType = UNSET
 
 
+class ItemAddedEntry(ServerFrame, frozen=True, kw_only=True, tag="response.output_item.added"):
+    """A model has begun to call a tool, as it is stored."""
+
+    response_id: ResponseId
+    output_index: Count
+    item: FunctionCall
+
+
+class ItemDoneEntry(ServerFrame, frozen=True, kw_only=True, tag="response.output_item.done"):
+    """That call as a whole, as it is stored."""
+
+    response_id: ResponseId
+    output_index: Count
+    item: FunctionCall
+
+
+class ArgumentsEntry(
+    ServerFrame, frozen=True, kw_only=True, tag="response.function_call_arguments.delta"
+):
+    """More of its arguments, as it is stored."""
+
+    response_id: ResponseId
+    output_index: Count
+    item_id: str
+    delta: str
+
+
+class ArgumentsDoneEntry(
+    ServerFrame, frozen=True, kw_only=True, tag="response.function_call_arguments.done"
+):
+    """All of its arguments, as it is stored."""
+
+    response_id: ResponseId
+    output_index: Count
+    item_id: str
+    arguments: str
+
+
+CallEntry = ItemAddedEntry | ItemDoneEntry | ArgumentsEntry | ArgumentsDoneEntry
+
+
 class OutputItemAdded(ResponseEntry, frozen=True, kw_only=True, tag="response.output_item.added"):
-    """A model has begun to call a tool, or a tool has given something back. Reserved."""
+    """A model has begun to call a tool; reserved: a tool has given something back."""
 
     response_id: ResponseId
     output_index: Count
@@ -301,7 +343,7 @@ class OutputItemAdded(ResponseEntry, frozen=True, kw_only=True, tag="response.ou
 
 
 class OutputItemDone(ResponseEntry, frozen=True, kw_only=True, tag="response.output_item.done"):
-    """That item as a whole. Reserved."""
+    """That item as a whole."""
 
     response_id: ResponseId
     output_index: Count
@@ -311,7 +353,7 @@ class OutputItemDone(ResponseEntry, frozen=True, kw_only=True, tag="response.out
 class ArgumentsDelta(
     ResponseEntry, frozen=True, kw_only=True, tag="response.function_call_arguments.delta"
 ):
-    """More of the arguments of the call with that id. Reserved."""
+    """More of the arguments of the call with that id."""
 
     response_id: ResponseId
     first_sequence_number: Number | UnsetType = UNSET
@@ -323,7 +365,7 @@ class ArgumentsDelta(
 class ArgumentsDone(
     ResponseEntry, frozen=True, kw_only=True, tag="response.function_call_arguments.done"
 ):
-    """All of its arguments. Reserved."""
+    """All of its arguments."""
 
     response_id: ResponseId
     output_index: Count

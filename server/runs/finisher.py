@@ -266,6 +266,7 @@ class Finisher:
             run.message,
             text=text,
             reasoning=run.final_reasoning(),
+            tool_calls=run.final_calls(),
             status=STATUS_TO_MESSAGE_STATUS[end.status],
             usage=run.message_usage(),
             timings=run.timeline.wire(len(run.token_ids)),

@@ -25,13 +25,22 @@ from server.engines.client import (
     EngineError,
     Logprob,
     ModelLoadError,
+    ParsedArguments,
+    ParsedBegin,
     RequestOutput,
     RequestProgress,
     SamplingParams,
     ValidationError,
 )
 from server.engines.models import Models
-from server.generation.answers import AnswerReader, Part
+from server.generation.answers import (
+    AnswerReader,
+    CallPart,
+    Part,
+    Said,
+    offered_tools,
+    schemas_of,
+)
 from server.generation.logprobs import token_logprobs
 from server.generation.prompts import PromptBuilder
 from server.generation.queue_estimate import QueueEstimate
@@ -39,7 +48,7 @@ from server.generation.sampling import has_form, sampling_params
 from server.live.hub import Hub
 from server.live.response_log import reasoning_of, text_of
 from server.protocol.errors import ApiError
-from server.protocol.objects import Engine
+from server.protocol.objects import Engine, Reason
 from server.protocol.server_frames import (
     InProgressEntry,
     QueueReason,
@@ -48,12 +57,14 @@ from server.protocol.server_frames import (
 )
 from server.runs.finisher import Finisher
 from server.runs.log_writer import LogWriter, lose
+from server.runs.resuming import unsaid
 from server.runs.run import Run
 from server.runs.state import End
 from server.runs.stop import Stop, StoredStop
 from server.telemetry.metrics import Metrics
 from sessions.background import start
 from sessions.model.errors import ResponseNotFound, StoreUnavailable
+from sessions.model.events import ObjectEvent, TextEvent
 from sessions.model.replies import Finished
 from sessions.store.appends.appender import Appender
 from sessions.store.store import SessionStore
@@ -116,7 +127,7 @@ class Producer:
         self._window_ends = 0.0  # until then, new text waits for more
         self._flush_timer: asyncio.TimerHandle | None = None  # while there is some
         self._reader: AnswerReader | None = None  # None: all that the engine says is text
-        self._new_parts: list[Part] = []
+        self._new_parts: list[Said] = []
         self._new_token_ids: list[int] = []
         self._new_logprobs: list[dict[str, Any]] = []
 
@@ -143,7 +154,9 @@ class Producer:
                     end = await self._answer()
         except ApiError as error:  # what it was to answer makes no prompt by now
             logger.warning("no prompt", response_id=run.response_id, code=error.code)
-            end = End("failed", "engine_error", "released")
+            knows_no_tools = error.code == "tools_not_supported"
+            reason: Reason = "tools_not_supported" if knows_no_tools else "engine_error"
+            end = End("failed", reason, "released")
         except ModelLoadError as error:
             logger.warning("model not loaded", model=error.model, error=error.problem, **run.ids)
             end = End("failed", "model_unavailable", "released")
@@ -212,7 +225,13 @@ class Producer:
         try:
             run.set_prompt(
                 await self._prompts.build(
-                    run.uid, run.session_id, asked.parent_id, asked.text, settings, run.base
+                    run.uid,
+                    run.session_id,
+                    asked.parent_id,
+                    asked.text,
+                    settings,
+                    run.base,
+                    asked.outputs,
                 )
             )
         except StoreUnavailable:  # not `until_done`: a stop ends this wait at once
@@ -235,7 +254,8 @@ class Producer:
             return run.end("abort", None, "released")
         run.num_prompt_tokens = len(token_ids)
         if not (self._engine.answer_grammar.is_plain or has_form(run.response["settings"])):
-            self._reader = AnswerReader(self._engine, token_ids)
+            tools = schemas_of(offered_tools(run.response["settings"]))
+            self._reader = AnswerReader(self._engine, token_ids, tools)
         if run.token_ids and not self._take_up(token_ids, params):
             return End("incomplete", "owner_lost", "released")
         finish_reason, stop_reason, confirmed = "error", None, True
@@ -289,17 +309,19 @@ class Producer:
         run, reader = self._run, self._reader
         marks = None if reader is None else reader.marks
         said = self._engine.resumed_text(token_ids, params, run.token_ids, marks)
-        parts = [Part(said)] if reader is None else reader.feed(said)
+        parts: list[Said] = [Part(said)] if reader is None else reader.feed(said)
         # What is stored already, of each kind: the tokens must say it again.
-        known = {False: text_of(run.events), True: reasoning_of(run.events)}
-        if not _say(parts, known) and reader is not None:
+        known = text_of(run.events), reasoning_of(run.events), run.calls.calls
+        rest = unsaid(parts, *known)
+        if rest is None and reader is not None:
             # An older version knows nothing of thoughts: all that the engine said is text.
             self._reader = None
             parts = [Part(self._engine.resumed_text(token_ids, params, run.token_ids, None))]
-        if not _say(parts, known):
+            rest = unsaid(parts, *known)
+        if rest is None:
             logger.error("stored tokens do not spell the stored text", **run.ids)
             return False
-        self._add_parts(_without(parts, {kind: len(text) for kind, text in known.items()}), [])
+        self._add_parts(rest, [])
         return True
 
     async def _wait_for_engine(self) -> None:
@@ -423,17 +445,36 @@ class Producer:
 
     def _add_parts(
         self,
-        parts: Sequence[Part],
+        parts: Sequence[Said],
         token_ids: Sequence[int],
         logprobs: Sequence[dict[str, Any]] = (),
     ) -> None:
         """Number and show parts; the tokens count with the first entry, so that the store never
         has a text without the tokens that say it.
         """
-        for is_reasoning, alike in groupby(parts or [Part("")], lambda part: part.is_reasoning):
-            text = "".join(part.text for part in alike)
-            self._add_text(text, token_ids, logprobs, is_reasoning=is_reasoning)
+        for kind, alike in groupby(parts or [Part("")], _kind):
+            if kind is None:
+                self._add_calls([part for part in alike if not isinstance(part, Part)], token_ids)
+            else:
+                text = "".join(part.text for part in alike if isinstance(part, Part))
+                self._add_text(text, token_ids, logprobs, is_reasoning=kind)
             token_ids, logprobs = [], ()
+
+    def _add_calls(self, parts: Sequence[CallPart], token_ids: Sequence[int]) -> None:
+        run = self._run
+        if not run.take_tokens(token_ids):
+            return
+        for place, alike in groupby(parts, _arguments_of):
+            if place is None:
+                for part in alike:
+                    if isinstance(part, ParsedBegin):
+                        self._show(run.add_call_entries([run.calls.begin(part.name)]))
+                    elif not isinstance(part, ParsedArguments):
+                        ends = run.calls.end(part.index, is_valid=part.is_valid)
+                        self._show(run.add_call_entries(ends))
+            else:
+                delta = "".join(each.delta for each in alike if isinstance(each, ParsedArguments))
+                self._show(run.add_call_entries([run.calls.add(place, delta)]))
 
     def _add_text(
         self,
@@ -446,12 +487,17 @@ class Producer:
         add = self._run.add_reasoning if is_reasoning else self._run.add_text
         event = add(text, token_ids, logprobs)
         if event is not None:
-            now = time.monotonic()
-            self._window_ends = now + FLUSH_SECONDS
-            if self._last_text_at is not None:
-                self._metrics.inter_event.observe(now - self._last_text_at)
-            self._last_text_at = now
-            self._hub.show(self._run, [event])
+            self._show([event])
+
+    def _show(self, events: Sequence[TextEvent | ObjectEvent]) -> None:
+        if not events:
+            return
+        now = time.monotonic()
+        self._window_ends = now + FLUSH_SECONDS
+        if self._last_text_at is not None:
+            self._metrics.inter_event.observe(now - self._last_text_at)
+        self._last_text_at = now
+        self._hub.show(self._run, list(events))
 
     def _note_cached(self, num_tokens: int | None) -> None:
         """What another core finds in its cache later is no part of the prompt's price."""
@@ -531,21 +577,11 @@ class Producer:
         self._hub.spawn(self._engine.abort(self._run.response_id))
 
 
-def _say(parts: Sequence[Part], known: Mapping[bool, str]) -> bool:
-    """Whether the parts begin with this, of each kind."""
-    return all(
-        "".join(part.text for part in parts if part.is_reasoning is is_reasoning).startswith(text)
-        for is_reasoning, text in known.items()
-    )
+def _kind(part: Said) -> bool | None:
+    """What is joined: text (False), thoughts (True); None: something of a call."""
+    return part.is_reasoning if isinstance(part, Part) else None
 
 
-def _without(parts: Sequence[Part], lengths: Mapping[bool, int]) -> list[Part]:
-    """Parts without the first so many characters of each kind."""
-    left = dict(lengths)
-    rest = []
-    for text, is_reasoning in parts:
-        num_known = min(left[is_reasoning], len(text))
-        left[is_reasoning] -= num_known
-        if num_known < len(text):
-            rest.append(Part(text[num_known:], is_reasoning))
-    return rest
+def _arguments_of(part: CallPart) -> int | None:
+    """Of which call they are, if that is what it says."""
+    return part.index if isinstance(part, ParsedArguments) else None

@@ -17,7 +17,8 @@ from msgspec.structs import replace
 
 from server.engines.client import ServedModel
 from server.generation.prompts import Prompt
-from server.live.response_log import ResponseLog, reasoning_of, text_of
+from server.live.response_log import ResponseLog, calls_of, reasoning_of, text_of
+from server.protocol.calls import CallLedger
 from server.protocol.encoding import of_stored
 from server.protocol.objects import (
     Engine,
@@ -27,7 +28,7 @@ from server.protocol.objects import (
     Timings,
     Usage,
 )
-from server.protocol.server_frames import DoneEntry, InProgressEntry, ReasoningEntry
+from server.protocol.server_frames import CallEntry, DoneEntry, InProgressEntry, ReasoningEntry
 from server.runs.state import FINISH_TO_STATUS, MOVES, STOP_TO_STATUS, End, IllegalMove, RunState
 from server.runs.stop import Stop
 from server.telemetry.tracing import AnswerTrace
@@ -106,6 +107,7 @@ class Run:
         self.num_stored = 1  # entries in Redis: `Responses.begin` writes the first
         self.text_length = utf16_length(base)  # UTF-16 code units of the message's text
         self.reasoning_length = 0  # of what this run has the model thinking
+        self.calls = CallLedger(self.response_id)  # of tools, in this answer
         self.token_ids: list[int] = []
         self._logprobs: list[dict[str, Any]] = []  # those that no event has yet
         self.num_tokens_stored = 0
@@ -291,6 +293,7 @@ class Run:
         self.num_stored = len(events)
         self.text_length = record.text_length
         self.reasoning_length = utf16_length(reasoning_of(events))
+        self.calls = calls_of(self.response_id, events)
         self.token_ids = list(token_ids)
         self.num_tokens_stored = len(token_ids)
         self.known_prompt_hash = record.extra.get("prompt_hash")
@@ -354,7 +357,24 @@ class Run:
         self.has_spoken.set()
         return event
 
-    def add_object(self, entry: InProgressEntry | DoneEntry | ReasoningEntry) -> ObjectEvent:
+    def take_tokens(self, token_ids: Sequence[int]) -> bool:
+        """Tokens that have no text: they say something of a call. False if the gate is closed."""
+        if self.state is not RunState.RUNNING:
+            self.num_discarded += len(token_ids)
+            return False
+        self.token_ids.extend(token_ids)
+        self._logprobs = []
+        return True
+
+    def add_call_entries(self, entries: Sequence[CallEntry]) -> list[ObjectEvent]:
+        """What is new of a call, of an answer whose gate is open."""
+        events = [self.add_object(entry) for entry in entries]
+        self.has_spoken.set()
+        return events
+
+    def add_object(
+        self, entry: InProgressEntry | DoneEntry | ReasoningEntry | CallEntry
+    ) -> ObjectEvent:
         """Number any other entry."""
         event = ObjectEvent(entry.wire())
         self.events.append(event)
@@ -390,6 +410,11 @@ class Run:
         before = self.message.reasoning if self.base else None
         return reasoning_of(self.events[: self._last_seen]) or before
 
+    def final_calls(self) -> list[dict[str, Any]] | None:
+        """The same of the tools that it has called; what is not whole is incomplete."""
+        events = self.events[: self._last_seen]
+        return calls_of(self.response_id, events).items(is_over=True) or None
+
     def within_budget(self, max_tokens: int) -> int:
         """So many tokens at most, and one at least: what the prompt leaves of the user's day."""
         if self.tokens_left is None or self.prompt is None:
@@ -408,6 +433,8 @@ class Run:
             reason = "stop"
         if reason == "max_output_tokens":
             reason = self._length_reason
+        if reason == "eos" and self.calls.has_completed:
+            reason = "tool_calls"
         return End(status, reason, engine)
 
     def done_entry(self, end: End, text_length: int) -> DoneEntry:
@@ -433,8 +460,9 @@ class Run:
         return self.num_resubmits + self.fence - 1
 
     def message_settings(self) -> dict[str, Any]:
-        """What is kept with the message: enough to make it again. The system text is long."""
-        return {k: v for k, v in self.response["settings"].items() if k != "system"}
+        """What is kept with the message: enough to make it again, but for long texts."""
+        settings = self.response["settings"].items()
+        return {name: value for name, value in settings if name not in ("system", "tools")}
 
     def message_usage(self) -> dict[str, int]:
         """Of the whole message: a continued one had tokens before."""

@@ -95,7 +95,9 @@ def pauses_queue(end: End) -> bool:
     """Whether what waits in the session is not to begin by itself after such an end.
 
     A stop says that something is wrong, and what waits may build on the answer; so does a failure,
-    which the next question would meet, too.
+    which the next question would meet, too. And calls wait for what their tools give back.
     """
+    if end.reason == "tool_calls":
+        return True
     makes_room = end.reason in ("superseded", "steered")
     return end.status == "failed" or (end.status == "cancelled" and not makes_room)

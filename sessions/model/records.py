@@ -7,7 +7,7 @@ with `text.length`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any, Final, Literal
@@ -27,6 +27,7 @@ _OPTIONAL_FIELDS: Final = (  # of a message, as the protocol's object has them
     "settings",
     "restarts",
     "reasoning",
+    "tool_calls",
 )
 
 MessageStatus = Literal["in_progress", "completed", "interrupted", "failed"]
@@ -123,7 +124,7 @@ class Message:
 
     id: str
     parent_id: str | None
-    role: Literal["user", "assistant"]
+    role: Literal["user", "assistant", "tool"]
     text: str
     status: MessageStatus
     created_at: int
@@ -135,7 +136,18 @@ class Message:
     settings: dict[str, Any] | None = None  # that it was made with, without the system text
     restarts: int | None = None  # of its engine or worker, that it survived; None: of none
     reasoning: str | None = None  # what the model thought before it; None: nothing
+    tool_calls: list[dict[str, Any]] | None = None  # items of the protocol; None: it called none
+    outputs: list[dict[str, str]] | None = None  # of a tool's message: `call_id`, `output`
     sibling_ids: tuple[str, ...] = ()
+
+    @staticmethod
+    def of_outputs(
+        message_id: str, parent_id: str | None, outputs: Sequence[Mapping[str, str]], at_ms: int
+    ) -> Message:
+        """What tools gave back, as one message; its text is all of it, one after the other."""
+        text = "".join(each["output"] for each in outputs)
+        stored = [{"call_id": each["call_id"], "output": each["output"]} for each in outputs]
+        return Message(message_id, parent_id, "tool", text, "completed", at_ms, outputs=stored)
 
     @property
     def text_length(self) -> int:
@@ -148,7 +160,7 @@ class Message:
             "id": self.id,
             "parent_id": self.parent_id,
             "role": self.role,
-            "content": [{"type": "text", "text": self.text}],
+            "content": self.content,
             "status": self.status,
             "text_length": self.text_length,
             "created_at": self.created_at,
@@ -161,20 +173,35 @@ class Message:
         return message
 
     @property
+    def content(self) -> list[dict[str, str]]:
+        """Its parts; each output of a tool is one."""
+        if self.outputs is None:
+            return [{"type": "text", "text": self.text}]
+        return [
+            {"type": "text", "text": each["output"], "call_id": each["call_id"]}
+            for each in self.outputs
+        ]
+
+    @property
     def wire_bytes(self) -> int:
         """About the length of its JSON, which escapes may make six times as long as its text.
 
         Its settings may have the form that was asked for, in tens of kilobytes.
         """
-        parts = (self.text, self.reasoning or "", self.settings)
+        call_ids = [each["call_id"] for each in self.outputs or ()]
+        parts = (self.text, self.reasoning or "", self.settings, self.tool_calls or "", call_ids)
         return sum(len(orjson.dumps(each)) for each in parts) + MESSAGE_OVERHEAD_BYTES
 
     def event_wire(self) -> dict[str, Any]:
         """The `message` object inside a `message.*` event: content over 2 KiB is left out."""
         message = self.wire()
-        if len((self.text + (self.reasoning or "")).encode()) > MAX_EVENT_CONTENT_BYTES:
+        num_bytes = len((self.text + (self.reasoning or "")).encode())
+        if self.tool_calls is not None:
+            num_bytes += len(orjson.dumps(self.tool_calls))
+        if num_bytes > MAX_EVENT_CONTENT_BYTES:
             del message["content"]
             message.pop("reasoning", None)
+            message.pop("tool_calls", None)
             message["content_omitted"] = True
         return message
 
@@ -185,6 +212,11 @@ class Message:
     @staticmethod
     def from_wire(data: Mapping[str, Any], sibling_ids: tuple[str, ...] = ()) -> Message:
         """The message of a whole protocol object; unknown fields are ignored."""
+        outputs = [
+            {"call_id": part["call_id"], "output": part["text"]}
+            for part in data["content"]
+            if "call_id" in part
+        ]
         return Message(
             id=data["id"],
             parent_id=data["parent_id"],
@@ -193,6 +225,7 @@ class Message:
             status=data["status"],
             created_at=data["created_at"],
             sibling_ids=sibling_ids,
+            outputs=outputs or None,
             **{name: data.get(name) for name in _OPTIONAL_FIELDS},
         )
 

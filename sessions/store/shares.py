@@ -124,10 +124,12 @@ def _pack(messages: Sequence[Message]) -> bytes:
 def _shown(message: Message) -> dict[str, Any]:
     shown: dict[str, Any] = {
         "role": message.role,
-        "content": [{"type": "text", "text": message.text}],
+        "content": message.content,
         "status": message.status,
         "created_at": message.created_at,
     }
     if message.model is not None:
         shown["model"] = message.model
+    if message.tool_calls is not None:
+        shown["tool_calls"] = message.tool_calls
     return shown

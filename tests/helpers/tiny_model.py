@@ -173,6 +173,9 @@ def build_oracle_model(
     max_positions: int = 32_768,
     num_layers: int = 1,
     mlp_width: int = 16,
+    tokenizer: Tokenizer | None = None,
+    chat_template: str = ORACLE_CHAT_TEMPLATE,
+    eos_token_ids: list[int] | None = None,
 ) -> Path:
     """Write the model that counts: the greedy successor of token t is t + 1, whatever came before.
 
@@ -180,6 +183,7 @@ def build_oracle_model(
     A prompt is the last user message alone and no token ends an answer. It works because attention
     and MLP add nothing: the residual stream is the embedding (random ±1, width 256), and row t + 1
     of the head is the embedding of t, so the right logit is 256 and any other stays below 100.
+    With another tokenizer the tokens are other words, and these ids may end an answer.
     More and wider layers add nothing to the text, and make a step cost what a real model's does.
     """
     config = transformers.LlamaConfig(
@@ -192,7 +196,7 @@ def build_oracle_model(
         max_position_embeddings=max_positions,
         tie_word_embeddings=False,
         bos_token_id=None,
-        eos_token_id=None,
+        eos_token_id=eos_token_ids,
     )
     model = transformers.LlamaForCausalLM(config).eval()
     signs = torch.randint(0, 2, (vocab, ORACLE_WIDTH), generator=torch.Generator().manual_seed(0))
@@ -204,7 +208,11 @@ def build_oracle_model(
             layer.self_attn.o_proj.weight.zero_()
             layer.mlp.down_proj.weight.zero_()
     return _save(
-        Path(folder), model, _counting_tokenizer(vocab), ORACLE_CHAT_TEMPLATE, unk_token="<unk>"
+        Path(folder),
+        model,
+        tokenizer or _counting_tokenizer(vocab),
+        chat_template,
+        unk_token="<unk>",
     )
 
 

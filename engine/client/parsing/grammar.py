@@ -71,6 +71,12 @@ class Grammar:
         """Whether everything is text, whatever it is."""
         return not self.format.fields and self.format.bare is None
 
+    @property
+    def has_calls(self) -> bool:
+        """Whether it is known how calls are written."""
+        is_call = any(field.role == "call" for field in self.format.fields)
+        return is_call or self.format.bare is not None
+
     def outside(self, *, has_calls: bool) -> tuple[Watch, Sequence[Field | None]]:
         """What is looked for outside of regions, and what begins there; None: only an end."""
         return self._outside[has_calls]

@@ -8,6 +8,7 @@ texts the ids are those of transformers. Raw prompts (`encode`) are the caller's
 there.
 """
 
+import re
 from collections.abc import Generator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -60,6 +61,11 @@ class Tokenizer:
             added = self._backend.get_added_tokens_decoder().values()
             self._bound = SizeBound(self._backend, added)
         self._turns = Turns("tokenizer")
+
+    @cached_property
+    def takes_tools(self) -> bool:
+        """Whether the chat template reads definitions of tools."""
+        return self.has_chat_template and _READS_TOOLS.search(self.chat_template.source) is not None
 
     def try_chat_template(self) -> None:
         """Raise `UnsupportedModelError` if its template is broken, or leaves its bounds."""
@@ -424,6 +430,10 @@ class Tokenizer:
     def _special_id(self, name: str) -> int | None:
         text = self.special_tokens_map.get(name)
         return None if text is None else self._backend.token_to_id(text)
+
+
+# In a tag of Jinja, not in its text or in a comment.
+_READS_TOOLS = re.compile(r"\{[%{](?:(?![%}]\}).)*?\btools\b", re.DOTALL)
 
 
 def _encode(

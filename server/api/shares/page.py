@@ -63,7 +63,9 @@ class RefusalPage:
 
 
 def _article(message: dict[str, Any]) -> str:
-    text = "".join(part["text"] for part in message["content"])
+    texts = [part["text"] for part in message["content"]]
+    calls = [f"{call['name']} {call['arguments']}" for call in message.get("tool_calls", ())]
+    text = "\n\n".join((*([] if calls and not any(texts) else texts), *calls))
     status = message["status"]
     chip = (
         f'<span class="chip {escape(status)}">{_CHIPS[status]}</span>' if status in _CHIPS else ""
@@ -71,6 +73,8 @@ def _article(message: dict[str, Any]) -> str:
     foot = f'<footer class="foot">{chip}</footer>' if chip else ""
     if message["role"] == "user":
         kind, label, body = "question", "Question", "bubble"
+    elif message["role"] == "tool":
+        kind, label, body = "answer", "Results of tools", "prose"
     else:
         kind, label, body = "answer", "Answer", "prose"
     return (

@@ -122,7 +122,7 @@ function Messages({ watch }) {
   return html`<div class="said" role="log" aria-live="off" ref=${log}>
     ${watch.conversation.path.map(
       (message) => html`<div key=${message.id} class=${`said-${message.role}`}>
-        <p class="who">${message.role === "user" ? "User" : "Model"}${
+        <p class="who">${WHO[message.role] ?? "Model"}${
           message.streaming ? " · writing" : after(endText(message.status, message.reason))
         }</p>
         <p class="words" dir="auto">${message.text || (message.streaming ? "…" : "")}</p>
@@ -130,6 +130,8 @@ function Messages({ watch }) {
     )}
   </div>`;
 }
+
+const WHO = { user: "User", tool: "Tool" };
 
 const after = (text) => (text ? ` · ${text.toLowerCase()}` : "");
 

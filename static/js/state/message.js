@@ -4,6 +4,7 @@
  */
 
 import { contentText } from "../connection/protocol.js";
+import { outputsOf, storedCalls } from "./tool-calls.js";
 
 export class Message {
   /** @param {object} wire the `message` object of the protocol */
@@ -21,6 +22,8 @@ export class Message {
     this.tokens = [];
     /** @type {import("./tool-calls.js").ToolCall[] | null} */
     this.toolCalls = null;
+    /** @type {object[]} of a tool's message: what each call of the answer before gave back */
+    this.outputs = [];
     /** @type {number | null} */
     this.frozenAt = null;
     this.durable = true;
@@ -44,6 +47,10 @@ export class Message {
     this.textLength = wire.text_length ?? this.textLength ?? null;
     if (wire.content?.length > 0 && !wire.content_omitted) this.text = contentText(wire.content);
     if (wire.reasoning !== undefined && !wire.content_omitted) this.reasoningText = wire.reasoning;
+    if (wire.content?.length > 0 && !wire.content_omitted && !this.streaming) {
+      this.toolCalls = storedCalls(this.toolCalls, wire.tool_calls ?? []);
+    }
+    if (this.role === "tool" && !wire.content_omitted) this.outputs = outputsOf(wire.content);
     if (!this.streaming) this.endThought();
     this.version += 1;
   }

@@ -1,6 +1,6 @@
 /**
  * The tools that a model calls while it answers: what each was given, and what it gave back. The frames have the names
- * of OpenAI's Responses API. No server sends them yet; docs/protocol.md reserves them.
+ * of OpenAI's Responses API. What they gave back comes with a message of its own, whose role is `tool`.
  */
 
 const UNFINISHED = ["failed", "incomplete"];
@@ -14,6 +14,7 @@ const UNFINISHED = ["failed", "incomplete"];
  * @property {string} status of the item: "in_progress", "completed", "incomplete", "failed"
  * @property {string | null} output null until it is there
  * @property {string} outputStatus
+ * @property {boolean} [isAnsweredByMessage] the output is that of the message after the answer
  * @property {number} version +1 per change
  */
 
@@ -41,11 +42,48 @@ export function toolCallsOf(items) {
   return items.reduce(withItem, null);
 }
 
-/** @param {ToolCall} call @param {boolean} goesOn the answer is still being written */
-export function stateOf(call, goesOn) {
+/**
+ * @param {ToolCall} call @param {boolean} goesOn the answer is still being written
+ * @param {boolean} isLast nothing follows the answer: what the tool gives back may still come
+ */
+export function stateOf(call, goesOn, isLast = true) {
   if ([call.status, call.outputStatus].some((status) => UNFINISHED.includes(status))) return "failed";
   if (call.output !== null) return "done";
-  return goesOn ? "running" : "ended";
+  if (goesOn) return "running";
+  return isLast && call.status === "completed" ? "waiting" : "ended";
+}
+
+/**
+ * All calls of an answer that has ended; one that was held keeps its output.
+ * @param {ToolCall[] | null} calls @param {object[]} items @returns {ToolCall[] | null}
+ */
+export function storedCalls(calls, items) {
+  const ids = new Set(items.map(({ id }) => id));
+  const kept = (items.reduce(withItem, calls) ?? []).filter(({ id }) => ids.has(id));
+  return kept.length > 0 ? kept : null;
+}
+
+/** What each part of a tool's message says. @param {object[]} content @returns {object[]} items */
+export function outputsOf(content = []) {
+  const parts = content.filter((part) => typeof part.call_id === "string");
+  return parts.map(({ call_id, text: output }) => ({ type: "function_call_output", call_id, output, status: "completed" }));
+}
+
+/**
+ * Take what the message after an answer says of its calls, and nothing that another branch has said.
+ * @param {ToolCall[] | null} calls @param {object[]} outputs @returns {boolean} whether that has changed anything
+ */
+export function withOutputs(calls, outputs) {
+  let changed = false;
+  for (const call of calls ?? []) {
+    const found = outputs.find(({ call_id }) => call_id === call.callId);
+    if (!found && !call.isAnsweredByMessage) continue; // an output of the answer's own log stays
+    const output = found ? outputText(found.output) : null;
+    if (output === call.output) continue;
+    change(call, { output, outputStatus: found?.status ?? "", isAnsweredByMessage: output !== null });
+    changed = true;
+  }
+  return changed;
 }
 
 /** An item that comes again replaces what is held of it: a log may be replayed. */

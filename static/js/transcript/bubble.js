@@ -156,7 +156,7 @@ export class Answer {
     this.note.hidden = message.omittedMessages === 0;
     this.note.textContent = "Earlier messages no longer fit and were left out";
     this.thought.draw(message);
-    if (message.toolCalls !== null || this.#tools !== null) this.#drawTools(message);
+    if (message.toolCalls !== null || this.#tools !== null) this.#drawTools(place);
     this.wait.hidden = final || (this.text !== "" && !stopping);
     this.wait.textContent = waitText(run, stopping);
     this.wait.classList.toggle("thinking", this.wait.textContent === "");
@@ -166,12 +166,12 @@ export class Answer {
     if (final) this.row.draw(place);
   }
 
-  #drawTools({ toolCalls, streaming }) {
+  #drawTools({ message: { toolCalls, streaming }, isLast }) {
     if (this.#tools === null) {
       this.#tools = new ToolCards();
       this.thought.element.after(this.#tools.element);
     }
-    this.#tools.draw(toolCalls ?? [], streaming);
+    this.#tools.draw(toolCalls ?? [], streaming, isLast);
   }
 }
 

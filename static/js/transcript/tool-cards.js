@@ -4,20 +4,20 @@ import { codeFigure, highlightInView } from "../markdown/code.js";
 import { stateOf } from "../state/tool-calls.js";
 import { formatJson } from "../widgets/json.js";
 
-const STATE_TEXTS = { running: "Running", done: "Done", failed: "Failed", ended: "No result" };
+const STATE_TEXTS = { running: "Running", done: "Done", failed: "Failed", ended: "No result", waiting: "Waiting for its result" };
 
 export class ToolCards {
   element = make("div", "tools");
   /** @type {Map<string, ToolCard>} by item id */
   #cards = new Map();
 
-  /** @param {import("../state/tool-calls.js").ToolCall[]} calls @param {boolean} goesOn the answer is being written */
-  draw(calls, goesOn) {
+  /** @param {import("../state/tool-calls.js").ToolCall[]} calls @param {boolean} goesOn the answer is being written @param {boolean} isLast nothing follows it */
+  draw(calls, goesOn, isLast) {
     const ids = new Set(calls.map(({ id }) => id));
     for (const [id, card] of this.#cards) if (!ids.has(id)) this.#drop(id, card);
     for (const call of calls) {
       const card = this.#cards.get(call.id) ?? this.#add(call.id);
-      card.draw(call, stateOf(call, goesOn));
+      card.draw(call, stateOf(call, goesOn, isLast));
     }
   }
 

@@ -19,6 +19,7 @@ import pytest
 from websockets.asyncio.server import ServerConnection, serve
 from websockets.typing import Subprotocol
 
+from tests.end_to_end.oracle.calling_model import ANSWER, build_calling_model
 from tests.end_to_end.site.fault_proxy import FaultProxy
 from tests.end_to_end.site.harness import Server
 from tests.helpers.patience import PATIENCE
@@ -67,6 +68,19 @@ def node_has_websocket() -> list[str] | None:
         if subprocess.run(asked, capture_output=True).returncode == 0:
             return flags
     return None
+
+
+async def test_the_tool_client_carries_out_what_a_model_calls(tmp_path: Path) -> None:
+    server = Server(tmp_path / "data", build_calling_model(tmp_path / "model"))
+    try:
+        server.start()
+        data_dir = ("--data-dir", str(server.data_dir))
+        printed = await finish(await start(sys.executable, script("tool_client.py"), *data_dir))
+    finally:
+        server.close()
+    called, answer = printed.strip().splitlines()
+    assert re.fullmatch(r'\[current_time \{"zone": "UTC"\}: \d{4}-\S+\+00:00\]', called)
+    assert answer == "".join(ANSWER)
 
 
 async def test_the_python_client_streams_an_answer_until_ctrl_c_stops_it(server: Server) -> None:

@@ -145,7 +145,7 @@ class ChatClient:
         assert created["type"] == "session.created", created
         return str(created["session"]["id"])
 
-    async def ask(self, session_id: str, text: str, **fields: Any) -> str:
+    async def ask(self, session_id: str, text: str | list[Frame], **fields: Any) -> str:
         """Send `response.create` and return the response's id."""
         fields.setdefault("idempotency_key", os.urandom(8).hex())
         frame = await self.reply("response.create", session_id=session_id, input=text, **fields)

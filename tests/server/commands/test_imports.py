@@ -56,7 +56,7 @@ def test_an_empty_file_is_an_empty_conversation() -> None:
     ("messages", "param"),
     [
         ([{**QUESTION, "role": "system"}], "messages[0].role"),
-        ([{**QUESTION, "role": "tool"}], "messages[0].role"),
+        ([{**QUESTION, "role": "tool"}], "messages[0].content"),
         ([QUESTION, QUESTION], "messages[1].id"),
         ([{**QUESTION, "parent_id": "q"}], "messages[0].parent_id"),
         ([ANSWER, QUESTION], "messages[0].parent_id"),

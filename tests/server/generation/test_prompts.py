@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar, cast
 
@@ -9,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from engine.client.parsing.formats import grammar_of
 from engine.client.templates.process import TemplateEnded, TemplateProcess
 from engine.client.text import tokenizer as tokenizer_module
 from engine.client.text.tokenizer import Tokenizer
@@ -372,3 +374,37 @@ async def test_a_question_that_no_context_can_hold_is_refused_before_it_is_token
     with pytest.raises(ApiError, match="at least") as raised:
         await ask(Engine(Tokenizer(folder), context=512), "alice", "Why?" * 30_000)
     assert (raised.value.code, raised.value.param) == ("context_length_exceeded", "input")
+
+
+class CallingTokenizer(WordTokenizer):
+    """The same, of calls and outputs too."""
+
+    async def apply_chat_template_async(
+        self, messages: Sequence[Mapping[str, Any]], answer: str = "", **options: object
+    ) -> list[int]:
+        self.roles = [message["role"] for message in messages]
+        known = [
+            {**message, "role": ROLE_OF.get(message["role"], message["role"])}
+            for message in messages
+        ]
+        return await super().apply_chat_template_async(known, answer, **options)
+
+
+ROLE_OF = {"tool": "user"}
+
+
+@pytest.mark.parametrize("before", [1, 400])
+async def test_the_turn_that_has_called_a_tool_stays_with_its_output(before: int) -> None:
+    call = {"id": "fc", "call_id": "c", "name": "clock", "arguments": "{}", "status": "completed"}
+    messages = [*turn(1, before, before), *turn(2, 300, 1)]
+    messages[-1] = replace(messages[-1], text="", tool_calls=[call])
+    tokenizer = CallingTokenizer()
+    engine = Engine(tokenizer)
+    engine.grammar = grammar_of("<tool_call></tool_call>")
+    settings = {"max_output_tokens": 200}
+    outputs = [{"call_id": "c", "output": "noon"}]
+    prompt = await builder(messages, engine).build(
+        "alice", "ses", messages[-1].id, "noon", settings, outputs=outputs
+    )
+    assert tokenizer.roles[-3:] == ["user", "assistant", "tool"]
+    assert prompt.omitted_messages == (2 if before > 1 else 0)

@@ -29,6 +29,7 @@ class IdleTokenizer:
     """Every text is one token."""
 
     chat_stop: tuple[str, ...] = ()
+    takes_tools = True
 
     async def encode_async(self, text: str, *, owner: str = "") -> list[int]:
         return [0]
@@ -40,6 +41,7 @@ class IdleTokenizer:
         *,
         owner: str | None = None,
         max_length: int | None = None,
+        **variables: Any,
     ) -> list[int]:
         return [0]
 

@@ -98,6 +98,7 @@ class ScriptedEngine(IdleEngine):
     """An engine and its tokenizer. All workers share one, as they share a core."""
 
     chat_stop = ()
+    takes_tools = True
 
     def __init__(self, dice: Dice) -> None:
         super().__init__(max_model_len=32_768)

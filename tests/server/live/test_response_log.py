@@ -133,3 +133,20 @@ async def test_no_part_of_a_snapshot_comes_near_the_limit_of_a_frame(
 def test_the_text_of_a_log() -> None:
     events: list[Event] = [ObjectEvent({}), TextEvent(0, "a"), ObjectEvent({}), TextEvent(1, "b")]
     assert text_of(events) == "ab"
+
+
+def call_item(number: int, length: int = 0) -> dict[str, Any]:
+    fields = {"id": f"fc_{number}", "call_id": f"call_{number}", "name": "clock"}
+    arguments = "x" * length
+    return {"type": "function_call", **fields, "arguments": arguments, "status": "completed"}
+
+
+async def test_a_snapshot_brings_calls_whole_between_thoughts_and_text(viewer: Viewer) -> None:
+    items = [call_item(0), call_item(1), call_item(2, MAX_SNAPSHOT_PART), call_item(3)]
+    put_snapshot(viewer.outbox, RESPONSE, 9, 1, "Yes.", "Hm", items)
+    frames = await viewer.sent()
+    assert [frame.get("output") for frame in frames] == [
+        *(None, items[:2], items[2:3], items[3:], None)
+    ]
+    assert [frame["parts"] for frame in frames] == [5] * 5
+    assert "".join(frame["text"] for frame in frames) == "Yes."

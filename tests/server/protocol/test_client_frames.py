@@ -301,3 +301,47 @@ def test_a_wrong_output_is_refused_with_its_place(output: Any, param: str) -> No
     error = refusal(json.dumps({**CREATE, "settings": {"output": output}}))
     assert error.code == "invalid_field"
     assert error.param is not None and error.param.startswith(param)
+
+
+TOOL: dict[str, Any] = {"type": "function", "name": "clock"}
+
+
+def test_tools_are_stored_as_they_were_given() -> None:
+    tool = {**TOOL, "description": "now", "parameters": {"type": "object", "properties": {}}}
+    settings = {"tools": [tool, {**TOOL, "name": "other"}], "tool_choice": "none"}
+    assert parse_fields(**CREATE, settings=settings).settings.given() == settings
+
+
+@pytest.mark.parametrize(
+    ("settings", "param"),
+    [
+        ({"tools": [TOOL, TOOL]}, "settings.tools"),
+        ({"tools": [{**TOOL, "name": str(n)} for n in range(65)]}, "settings.tools"),
+        ({"tools": [{**TOOL, "description": "x" * 2**15}]}, "settings.tools"),
+        ({"tools": [{**TOOL, "name": "a b"}]}, "settings.tools[0].name"),
+        ({"tools": [{**TOOL, "type": "web"}]}, "settings.tools[0].type"),
+        ({"tools": [{**TOOL, "strict": True}]}, "settings.tools[0]"),
+        ({"tools": [{**TOOL, "parameters": {"type": "array"}}]}, "settings.tools[0].parameters"),
+        (
+            {"tools": [{**TOOL, "parameters": {"properties": {"a": 1}}}]},
+            "settings.tools[0].parameters",
+        ),
+        ({"tool_choice": "required"}, "settings.tool_choice"),
+        ({"tool_choice": {"type": "function", "name": "clock"}}, "settings.tool_choice"),
+    ],
+)
+def test_wrong_tools_are_refused_with_their_place(settings: dict[str, Any], param: str) -> None:
+    error = refusal(json.dumps({**CREATE, "settings": settings}))
+    assert (error.code, error.param) == ("invalid_field", param)
+
+
+def test_outputs_of_tools_are_an_input_that_may_be_empty() -> None:
+    item = {"type": "function_call_output", "call_id": "c", "output": ""}
+    frame = parse_fields(**{**CREATE, "input": [item]})
+    assert [each.call_id for each in frame.outputs] == ["c"]
+    long = [{**item, "output": "x" * 2**17}, {**item, "call_id": "d", "output": "y"}]
+    assert refusal(json.dumps({**CREATE, "input": long})).code == "message_too_large"
+    many = [{**item, "call_id": str(number)} for number in range(65)]
+    assert refusal(json.dumps({**CREATE, "input": many})).param == "input"
+    queued = {"type": "queue.add", "session_id": SESSION, "idempotency_key": "k", "input": [item]}
+    assert refusal(json.dumps(queued)).code == "invalid_field"

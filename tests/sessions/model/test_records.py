@@ -126,3 +126,16 @@ def test_a_page_is_cut_from_its_old_end() -> None:
     escaped = replace(messages[0], text="\x01" * 1000)
     assert MessagePage((escaped, *messages[1:]), has_more=False).cut(7000).has_more
     assert MessagePage((), has_more=False).cut(1) == MessagePage((), has_more=False)
+
+
+def test_calls_and_outputs_come_back_as_they_were_stored() -> None:
+    call = {"type": "function_call", "id": "f", "call_id": "c", "name": "n", "arguments": "{}"}
+    calling = Message("m", None, "assistant", "", "completed", 1, tool_calls=[call])
+    assert decode_body(encode_body(calling)) == calling
+    long = replace(calling, tool_calls=[{**call, "arguments": "x" * 3000}])
+    assert not {"content", "tool_calls"} & long.event_wire().keys()
+    assert long.wire_bytes > 3000
+    outputs = [{"call_id": "c", "output": "é"}, {"call_id": "d", "output": ""}]
+    given = Message.of_outputs("t", "m", outputs, 1)
+    assert decode_body(encode_body(given)) == given
+    assert (given.role, given.text, given.text_length) == ("tool", "é", 1)

@@ -1,6 +1,8 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
+import { Message } from "../../../static/js/state/message.js";
+import { shownMessages } from "../../../static/js/state/shown.js";
 import { stateOf, toolCallsOf, withToolFrame } from "../../../static/js/state/tool-calls.js";
 import { created, delta, done, inProgress, newRun, RESPONSE, snapshot } from "../frames.js";
 
@@ -132,4 +134,36 @@ test("each change can be seen by its version", () => {
     versions.push(message.toolCalls[0].version);
   }
   assert.equal(new Set(versions).size, versions.length);
+});
+
+const wire = (id, role, more = {}) => ({
+  ...{ id, parent_id: null, role, content: [{ type: "text", text: "" }], status: "completed", text_length: 0, created_at: 1 },
+  ...more,
+});
+const called = wire("a", "assistant", { tool_calls: [call({ arguments: "{}", status: "completed" })] });
+const results = wire("b", "tool", { content: [{ type: "text", text: "rain", call_id: "call_1" }], text_length: 4 });
+
+test("a call that waits for its result says so, until something follows", () => {
+  const { run, message } = answered(added(3, call()), part(4, "{}"), whole(5, "{}"));
+  run.receive(ended(6, call({ arguments: "{}", status: "completed" })));
+  run.receive(done(7, 0, { status: "completed", reason: "tool_calls" }));
+  const [held] = message.toolCalls;
+  assert.equal(stateOf(held, message.streaming), "waiting");
+  assert.equal(stateOf(held, message.streaming, false), "ended");
+  message.update(wire(message.id, "assistant", { tool_calls: [call({ arguments: "{}", status: "completed" })] }));
+  assert.equal(message.toolCalls[0], held);
+  message.update(wire(message.id, "assistant")); // a stop has cut it
+  assert.equal(message.toolCalls, null);
+});
+
+test("what tools gave back stands in the calls, of this branch alone, and is no bubble", () => {
+  const path = [new Message(called), new Message(results), new Message(wire("c", "assistant"))];
+  assert.deepEqual(shownMessages(path, []).map(({ id }) => id), ["a", "c"]);
+  const [held] = path[0].toolCalls;
+  assert.deepEqual([held.output, stateOf(held, false, false)], ["rain", "done"]);
+  const before = path[0].version;
+  shownMessages(path, []);
+  assert.equal(path[0].version, before);
+  shownMessages([path[0]], []);
+  assert.deepEqual([held.output, stateOf(held, false)], [null, "waiting"]);
 });

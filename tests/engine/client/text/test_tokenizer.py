@@ -466,3 +466,20 @@ async def test_the_work_for_a_text_that_is_too_long_is_bounded_by_what_fits(
     monkeypatch.setattr(Tokenizer, "_refuse_by_size", lambda *_: None)
     with pytest.raises(PromptTooLongError):
         await ours["chatml"].apply_chat_template_async(_chat(content * 10_000), max_length=100)
+
+
+@pytest.mark.parametrize(
+    ("template", "takes"),
+    [
+        ("{% if tools %}{{ tools | tojson }}{% endif %}", True),
+        ("{%- set all = (tools or []) %}{{ all }}", True),
+        ("{{ messages }} you have no tools {# tools #}", False),
+        ("{% if retools %}{% endif %}", False),
+    ],
+)
+def test_a_template_that_reads_tools_takes_them(tmp_path: Path, template: str, takes: bool) -> None:
+    folder = build_chatml(tmp_path)
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    config["chat_template"] = template
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    assert Tokenizer(folder).takes_tools is takes
