@@ -30,9 +30,8 @@ from server.engines.client import (
     ValidationError,
 )
 from server.engines.models import Models
-from server.generation.answers import offered_tools
 from server.generation.prompts import Prompt, PromptBuilders
-from server.generation.sampling import effective_settings, structured_outputs
+from server.generation.sampling import effective_settings, offered_tools, structured_outputs
 from server.live.hub import Hub
 from server.live.subscription import Subscription
 from server.protocol.client_frames import CreateResponse

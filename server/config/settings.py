@@ -12,7 +12,7 @@ import secrets
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 import msgspec
 from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
@@ -126,7 +126,8 @@ class Settings(BaseSettings):
     )
     answer_format: AnswerFormat | None = Field(
         None,
-        description="How models write their thoughts, the same for all: plain is text alone. "
+        description="How models write their thoughts, the same for all: "
+        f"{', '.join(get_args(AnswerFormat))}, which is text alone. "
         "[default: what a checkpoint's files say]",
     )
     kv_cache_memory_bytes: int | None = Field(

@@ -29,11 +29,6 @@ CallPart = ParsedBegin | ParsedArguments | ParsedEnd  # of a call of a tool
 Said = Part | CallPart
 
 
-def offered_tools(settings: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The tools that settings offer to the model, as they are given."""
-    return [] if settings.get("tool_choice") == "none" else settings.get("tools") or []
-
-
 def schemas_of(tools: Sequence[Mapping[str, Any]]) -> Tools | None:
     """What is said of arguments, by name; None where no tool is offered."""
     return {tool["name"]: tool.get("parameters") or {} for tool in tools} if tools else None

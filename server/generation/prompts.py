@@ -23,7 +23,7 @@ from server.engines.client import (
     ValidationError,
 )
 from server.engines.models import Models
-from server.generation.answers import AnswerReader, offered_tools
+from server.generation.answers import AnswerReader
 from server.generation.chat_messages import (
     ChatMessage,
     calls_text,
@@ -31,7 +31,7 @@ from server.generation.chat_messages import (
     is_said,
     template_tools,
 )
-from server.generation.sampling import has_form
+from server.generation.sampling import has_form, offered_tools
 from server.protocol.errors import ApiError, invalid_field
 from sessions.model.records import Message
 from sessions.store.messages import Messages

@@ -75,6 +75,11 @@ def has_form(settings: Mapping[str, Any]) -> bool:
     return kind != "text"
 
 
+def offered_tools(settings: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The tools that settings offer to the model, as they are given."""
+    return [] if settings.get("tool_choice") == "none" else settings.get("tools") or []
+
+
 def structured_outputs(
     output: Mapping[str, Any] | None, begun: str = ""
 ) -> StructuredOutputsParams | None:

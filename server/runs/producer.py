@@ -38,13 +38,12 @@ from server.generation.answers import (
     CallPart,
     Part,
     Said,
-    offered_tools,
     schemas_of,
 )
 from server.generation.logprobs import token_logprobs
 from server.generation.prompts import PromptBuilder
 from server.generation.queue_estimate import QueueEstimate
-from server.generation.sampling import has_form, sampling_params
+from server.generation.sampling import has_form, offered_tools, sampling_params
 from server.live.hub import Hub
 from server.live.response_log import reasoning_of, text_of
 from server.protocol.errors import ApiError

@@ -5,6 +5,7 @@ called, `add_text` refuses, from any caller.
 """
 
 import asyncio
+import functools
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -107,7 +108,6 @@ class Run:
         self.num_stored = 1  # entries in Redis: `Responses.begin` writes the first
         self.text_length = utf16_length(base)  # UTF-16 code units of the message's text
         self.reasoning_length = 0  # of what this run has the model thinking
-        self.calls = CallLedger(self.response_id)  # of tools, in this answer
         self.token_ids: list[int] = []
         self._logprobs: list[dict[str, Any]] = []  # those that no event has yet
         self.num_tokens_stored = 0
@@ -137,6 +137,11 @@ class Run:
         self.has_spoken = asyncio.Event()  # there is text, or an end: what can wait may follow
         self.done = asyncio.Event()  # `response.done` was published
         self.settled = asyncio.Event()  # its end is stored, or somebody else's
+
+    @functools.cached_property
+    def calls(self) -> CallLedger:
+        """Of tools, in this answer. Most answers have none."""
+        return CallLedger(self.response_id)
 
     @property
     def ids(self) -> dict[str, str]:
