@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args, get_origin
+from typing import Annotated, Any, get_origin
 from urllib.parse import urlsplit
 
 import typer
@@ -56,7 +56,9 @@ def _takes_settings(command: Callable[..., None]) -> Callable[..., None]:
                 None,
                 "--" + name.replace("_", "-"),
                 help=f"{field.description} [env: {PREFIX}{name.upper()}]",
-                metavar="<text>" if Literal in map(get_origin, get_args(field.annotation)) else None,
+                metavar="<text>"
+                if name == "answer_format"
+                else None,  # its names would be a long line
                 show_default=False,
             ),
         )
