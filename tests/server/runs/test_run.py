@@ -8,7 +8,7 @@ import pytest
 from engine.outputs import FinishReason
 from server.protocol.server_frames import InProgressEntry
 from server.runs.run import Run, Timeline
-from server.runs.state import FINISH_TO_STATUS, MOVES, IllegalMove, RunState
+from server.runs.state import FINISH_TO_STATUS, MOVES, IllegalMove, RunState, pauses_queue
 from server.runs.stop import Stop
 from sessions.model.events import ObjectEvent, TextEvent
 from sessions.model.records import Message
@@ -246,6 +246,26 @@ def test_how_the_engine_ended_is_how_the_answer_ends(
 ) -> None:
     end = run.end(finish_reason, stop_reason, "released")
     assert (end.status, end.reason, end.by) == (status, reason, None)
+
+
+@pytest.mark.parametrize(
+    ("is_valid", "stop_reason", "reason"),
+    [(True, None, "tool_calls"), (True, "END", "stop"), (False, None, "eos")],
+)
+def test_an_answer_that_ends_with_a_call_waits_for_its_tool(
+    run: Run, is_valid: bool, stop_reason: str | None, reason: str
+) -> None:
+    assert run.take_tokens([1])
+    run.add_call_entries([run.calls.begin("clock"), *run.calls.end(0, is_valid=is_valid)])
+    end = run.end("stop", stop_reason, "released")
+    assert (end.status, end.reason) == ("completed", reason)
+    assert pauses_queue(end) is (reason == "tool_calls")
+    assert [call["status"] for call in run.final_calls() or ()] == [
+        "completed" if is_valid else "failed"
+    ]
+    run.stop(Stop(seen=2))
+    assert not run.take_tokens([2]) and run.num_discarded == 1
+    assert [call["status"] for call in run.final_calls() or ()] == ["incomplete"]
 
 
 def test_every_end_of_the_engine_is_an_end_of_the_answer() -> None:

@@ -31,3 +31,11 @@ test("what a share might say beyond its messages is left out", () => {
   assert.deepEqual(made.session, { title: "" });
   assert.deepEqual(made.messages, [{ id: "0", ...said("user", "Hi") }]);
 });
+
+test("calls of tools, and what they gave back, are kept", () => {
+  const tool_calls = [{ type: "function_call", id: "f", call_id: "c", name: "clock", arguments: "{}", status: "completed" }];
+  const content = [{ type: "text", text: "noon", call_id: "c" }];
+  const { messages } = exportOf({ title: "", messages: [said("assistant", "", { tool_calls }), said("tool", "", { content })] });
+  assert.deepEqual(messages.map((one) => one.tool_calls), [tool_calls, undefined]);
+  assert.deepEqual(messages[1].content, content);
+});

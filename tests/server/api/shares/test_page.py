@@ -107,3 +107,12 @@ def test_a_refusal_says_why_and_what_may_be_done() -> None:
     assert "There is &lt;nothing&gt;." in page and "Ask the person who sent it" in page
     busy = RefusalPage(STATIC).of(ApiError("queue_full", "too many readers"))
     assert "Too many readers." in busy and "Try again in a moment" in busy
+
+
+async def test_calls_and_what_they_gave_back_are_text() -> None:
+    call = {"name": "<b>", "arguments": '{"a": "<i>"}'}
+    calling = {**message("assistant", ""), "tool_calls": [call]}
+    page = await page_of(message("user", "Hi"), calling, message("tool", "<u>rain</u>"))
+    assert "&lt;b&gt; {&quot;a&quot;: &quot;&lt;i&gt;&quot;}" in page
+    assert 'aria-label="Results of tools"' in page and "&lt;u&gt;rain&lt;/u&gt;" in page
+    assert not {"b", "i", "u"} & set(Elements(page).tags)
