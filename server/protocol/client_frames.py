@@ -434,7 +434,7 @@ def check_system(settings: Settings | None) -> None:
     """
     _check_tools(settings.tools if settings is not None else None)
     output = settings.output if settings is not None else None
-    if output is not None and len(orjson.dumps(msgspec.to_builtins(output))) > MAX_OUTPUT_BYTES:
+    if output is not None and _num_bytes(output, "settings.output") > MAX_OUTPUT_BYTES:
         raise invalid_field("settings.output", f"output is longer than {MAX_OUTPUT_BYTES} bytes")
     system = settings.system if settings is not None else None
     if system is None:
@@ -446,12 +446,20 @@ def check_system(settings: Settings | None) -> None:
         raise invalid_field("settings.system", problem)
 
 
+def _num_bytes(value: Any, param: str) -> int:
+    """How long its JSON is. A file may have numbers, and a nesting, that no frame has."""
+    try:
+        return len(orjson.dumps(msgspec.to_builtins(value)))
+    except (TypeError, RecursionError):
+        raise invalid_field(param, "a number or the nesting is out of range") from None
+
+
 def _check_tools(tools: list[FunctionTool] | None) -> None:
     if tools is None:
         return
     if len({tool.name for tool in tools}) < len(tools):
         raise invalid_field("settings.tools", "two tools have the same name")
-    if len(orjson.dumps(msgspec.to_builtins(tools))) > MAX_TOOLS_BYTES:
+    if _num_bytes(tools, "settings.tools") > MAX_TOOLS_BYTES:
         raise invalid_field("settings.tools", f"tools are longer than {MAX_TOOLS_BYTES} bytes")
     for place, tool in enumerate(tools):
         schema = {} if isinstance(tool.parameters, UnsetType) else tool.parameters

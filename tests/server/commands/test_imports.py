@@ -143,3 +143,17 @@ def test_the_rest_of_an_imported_file_is_checked_too(changed: dict[str, Any], pa
 )
 def test_an_import_that_is_not_json_is_refused(data: bytes) -> None:
     assert refusal(data).code == "invalid_json"
+
+
+@pytest.mark.parametrize("name", ["output", "tools"])
+@pytest.mark.parametrize("is_deep", [False, True])
+def test_settings_with_what_no_frame_may_have_are_refused(name: str, is_deep: bool) -> None:
+    schema: dict[str, Any] = {"maximum": 1 if is_deep else 2**70}
+    for _ in range(300 if is_deep else 0):
+        schema = {"items": schema}
+    given = {
+        "output": {"type": "json_schema", "schema": schema},
+        "tools": [{"type": "function", "name": "clock", "parameters": schema}],
+    }
+    error = refusal(file(session={"settings": {name: given[name]}}))
+    assert (error.code, error.param) == ("invalid_field", f"settings.{name}")
