@@ -52,11 +52,16 @@ class Prompt:
     first_message_id: str | None  # the oldest message kept; None when nothing was left out
     omitted_messages: int
     is_settled: bool = True  # no answer of the history was still being written
+    has_form: bool = False  # that its answer is held to
 
     @property
     def hash(self) -> str:
-        """A short name, the same for the same prompt: an answer goes on under it alone."""
-        return hashlib.sha256(array("I", self.token_ids).tobytes()).hexdigest()[:HASH_DIGITS]
+        """A short name, the same for the same prompt: an answer goes on under it alone.
+
+        So a worker of an older version, which knows of no forms, does not go on without one.
+        """
+        digits = hashlib.sha256(array("I", self.token_ids).tobytes()).hexdigest()[:HASH_DIGITS]
+        return f"{digits}-form" if self.has_form else digits
 
 
 class PromptBuilders:
@@ -126,7 +131,7 @@ class PromptBuilder:
         is_settled = all(message.status != "in_progress" for message in path)
         history = [message for message in path if is_said(message)]
         if not history:
-            return Prompt(alone, None, 0, is_settled)
+            return Prompt(alone, None, 0, is_settled, has_form(settings))
         start = await self._start(uid, history, tail, len(alone), room)
         while True:
             ids = alone
@@ -140,7 +145,7 @@ class PromptBuilder:
                 len(history),
             )
         first = history[start].id if 0 < start < len(history) else None
-        return Prompt(ids, first, start, is_settled)
+        return Prompt(ids, first, start, is_settled, has_form(settings))
 
     async def _behind_thought(self, base: str) -> str:
         """The answer's beginning as the model would have written it.

@@ -181,6 +181,16 @@ async def test_a_continued_answer_is_no_part_of_a_thought_that_the_prompt_begins
     assert Recording.answers[4:] == ["", behind]
 
 
+async def test_older_workers_know_no_prompt_whose_answer_has_a_form() -> None:
+    found = builder([])
+    plain, formed = [
+        await found.build("alice", "ses", None, "w", {"max_output_tokens": 1, **more})
+        for more in ({}, {"output": {"type": "json"}})
+    ]
+    assert plain.token_ids == formed.token_ids
+    assert formed.hash.startswith(plain.hash) and formed.hash != plain.hash
+
+
 async def test_an_answer_that_fills_the_context_cannot_be_continued() -> None:
     with pytest.raises(ApiError) as raised:
         await build([], "w", base="b " * CONTEXT)
