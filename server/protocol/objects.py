@@ -237,9 +237,9 @@ class QueueItemError(Part, frozen=True, kw_only=True):
 
 
 class QueueItem(Part, frozen=True, kw_only=True):
-    """Something to be asked. With `content_omitted`, `input` or `settings.system` is missing.
+    """Something to be asked. With `content_omitted`, a long text is missing.
 
-    `beginning` stands for such an `input`.
+    That is `input`, in whose place there is `beginning`, or `system` or `output` of the settings.
     """
 
     id: Id

@@ -25,6 +25,7 @@ MAX_ASKED_BYTES: Final = 128 * 1024  # of one question
 # An event leaves a longer text out: each change of a queue logs all that waits there.
 MAX_SHOWN_BYTES: Final = 512
 SHOWN_CHARACTERS: Final = 100  # of a text that is left out
+LONG_SETTINGS: Final = ("system", "output")  # those that count as texts
 
 
 JOINT: Final = "\n\n"  # between texts that are asked together
@@ -53,7 +54,7 @@ class QueuedInput:
     @property
     def num_bytes(self) -> int:
         """Of its texts."""
-        return len(self.text.encode()) + len(self.settings.get("system", "").encode())
+        return len(self.text.encode()) + sum(map(self._bytes_of, LONG_SETTINGS))
 
     def wire(self, *, whole: bool = True) -> dict[str, Any]:
         """The `queue_item` object of the protocol; not `whole`: without texts over 512 bytes."""
@@ -67,9 +68,9 @@ class QueuedInput:
         if not whole and len(self.text.encode()) > MAX_SHOWN_BYTES:
             del item["input"]
             item |= {"beginning": self.text[:SHOWN_CHARACTERS], "content_omitted": True}
-        if not whole and len(self.settings.get("system", "").encode()) > MAX_SHOWN_BYTES:
-            item["settings"] = {**self.settings}
-            del item["settings"]["system"]
+        long = [name for name in LONG_SETTINGS if self._bytes_of(name) > MAX_SHOWN_BYTES]
+        if not whole and long:
+            item["settings"] = {k: v for k, v in self.settings.items() if k not in long}
             item["content_omitted"] = True
         if self.now:
             item["now"] = True
@@ -78,6 +79,11 @@ class QueuedInput:
         if self.error is not None:
             item["error"] = self.error
         return item
+
+    def _bytes_of(self, name: str) -> int:
+        """Of a setting: its text, or its JSON."""
+        value = self.settings.get(name, "")
+        return len(value.encode() if isinstance(value, str) else orjson.dumps(value))
 
 
 @dataclass(frozen=True, slots=True)

@@ -142,6 +142,21 @@ def test_events_leave_a_long_text_out() -> None:
     assert shown["content_omitted"] is True
 
 
+def test_a_form_counts_as_a_text_and_events_leave_a_long_one_out() -> None:
+    form = {"type": "regex", "pattern": "a" * 30_000}
+    first = queued("a", settings={"output": form, "seed": 1})
+    assert first.wire()["settings"]["output"] == form
+    shown = first.wire(whole=False)
+    assert (shown["settings"], shown["content_omitted"]) == ({"seed": 1}, True)
+    short = {"output": {"type": "json"}}
+    assert queued("a", settings=short).wire(whole=False)["settings"] == short
+    queue = Queue()
+    with pytest.raises(QueueFull):
+        for number in range(9):
+            queue = queue.added(queued(f"{number}", settings=first.settings))
+    assert len(queue.items) == 8
+
+
 def test_a_key_gives_one_id_in_each_session() -> None:
     assert derived_item_id("ses_a", "k") == derived_item_id("ses_a", "k")
     assert len({derived_item_id(s, k) for s in ("ses_a", "ses_b") for k in ("k", "l")}) == 4
