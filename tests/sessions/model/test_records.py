@@ -55,6 +55,16 @@ def test_a_message_comes_back_as_it_was_stored(text: str, is_done: bool) -> None
     assert message.event_wire().get("content_omitted", False) == (len(text.encode()) > 2048)
 
 
+def test_a_long_form_is_in_no_event() -> None:
+    for length, is_left_out in ((100, False), (3000, True)):
+        settings = {"seed": 1, "output": {"type": "regex", "pattern": "a" * length}}
+        message = Message("m", None, "assistant", "Yes.", "completed", 1, settings=settings)
+        event = message.event_wire()
+        assert event["settings"] == ({"seed": 1} if is_left_out else settings)
+        assert event.get("content_omitted", False) == ("content" not in event) == is_left_out
+        assert decode_body(encode_body(message)) == message
+
+
 def test_a_message_keeps_what_the_model_thought() -> None:
     message = Message("m", None, "assistant", "Yes.", "completed", 1, reasoning="Hm " * 10)
     assert decode_body(encode_body(message)) == message
