@@ -195,22 +195,21 @@ class Message:
     def event_wire(self) -> dict[str, Any]:
         """The `message` object inside a `message.*` event: content over 2 KiB is left out.
 
-        The form that was asked for counts, so do the tools, and they are left out as well.
+        The calls of tools and the form that was asked for count, and are left out as well.
         """
         message = self.wire()
-        settings = self.settings or {}
-        long = {name: settings[name] for name in ("output", "tools") if name in settings}
+        form = (self.settings or {}).get("output")
         num_bytes = len((self.text + (self.reasoning or "")).encode())
-        for part in (self.tool_calls, *long.values()):
+        for part in (self.tool_calls, form):
             num_bytes += 0 if part is None else len(orjson.dumps(part))
         if num_bytes > MAX_EVENT_CONTENT_BYTES:
             del message["content"]
             message.pop("reasoning", None)
             message.pop("tool_calls", None)
             message["content_omitted"] = True
-            if long:
-                kept = {name: settings[name] for name in settings if name not in long}
-                message["settings"] = kept
+            if form is not None:
+                message["settings"] = {**message["settings"]}
+                del message["settings"]["output"]
         return message
 
     def with_parent(self, parent_id: str | None) -> Message:
