@@ -31,6 +31,7 @@ from server.tools.messages import (
     encode,
     read_reply,
 )
+from sessions.background import Background
 
 READY_SECONDS = 60.0  # for a process that is being started
 
@@ -45,7 +46,7 @@ class ToolClient:
         self._ids = itertools.count()
         self._waiting: dict[int, asyncio.Future[Reply]] = {}
         self._writer: asyncio.StreamWriter | None = None
-        self._reading: asyncio.Task[None] | None = None
+        self._background = Background()
         self._connecting = asyncio.Lock()
         self._is_answered = False  # on this connection: the process is up
 
@@ -84,9 +85,7 @@ class ToolClient:
 
     async def close(self) -> None:
         """Leave. Calls that run go on, for whoever recalls them."""
-        if self._reading is not None:
-            self._reading.cancel()
-            await asyncio.wait([self._reading])
+        await self._background.close()
 
     async def _ask(self, request: Where | ListTools | Call | Recall, kind: type[ReplyT]) -> ReplyT:
         writer = await self._connect()
@@ -121,7 +120,7 @@ class ToolClient:
                     line = "there is no tool process"
                     raise ToolError("tool_server_unavailable", line) from None
                 self._is_answered = False
-                self._reading = asyncio.create_task(self._read(reader, self._writer))
+                self._background.spawn(self._read(reader, self._writer))
             return self._writer
 
     async def _read(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

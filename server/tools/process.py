@@ -41,6 +41,7 @@ from server.tools.messages import (
 from server.tools.reaping import adopt_orphans, kill_marked, reap_orphans
 from server.tools.servers.managed_server import ManagedServer
 from server.tools.service import ToolService
+from sessions.background import Background
 
 logger = structlog.get_logger("server")
 
@@ -69,7 +70,8 @@ class Connection:
         self._service = service
         self._reader = reader
         self._writer = writer
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._num_open = 0  # requests without an answer
+        self._background = Background()
 
     async def serve(self) -> None:
         """Until it leaves. Calls that it has begun go on."""
@@ -78,23 +80,24 @@ class Connection:
                 request = await read_request(self._reader)
                 if isinstance(request, Cancel):
                     self._service.cancel(request.key)
-                elif len(self._tasks) >= MAX_REQUESTS:
+                elif self._num_open >= MAX_REQUESTS:
                     self._send(Failed(request.id, "tool_busy", "too many requests of a worker"))
                 else:
-                    task = asyncio.create_task(self._answer(request))
-                    self._tasks.add(task)
-                    task.add_done_callback(self._tasks.discard)
+                    self._num_open += 1
+                    self._background.spawn(self._answer(request))
         except (EOFError, ConnectionError):
             pass
         except ValueError as error:
             logger.error("a worker said what is no request", error=str(error))
         finally:
-            for task in self._tasks:
-                task.cancel()
+            self._background.cancel()
             self._writer.transport.abort()
 
     async def _answer(self, request: Where | ListTools | Call | Recall) -> None:
-        self._send(await self._reply(request))
+        try:
+            self._send(await self._reply(request))
+        finally:
+            self._num_open -= 1
 
     async def _reply(self, request: Where | ListTools | Call | Recall) -> Reply:
         match request:

@@ -18,6 +18,7 @@ from server.tools.messages import (
 )
 from server.tools.servers.catalogue import SEPARATOR
 from server.tools.servers.managed_server import ManagedServer
+from sessions.background import start
 
 logger = structlog.get_logger("server")
 
@@ -38,9 +39,7 @@ class ToolService:
 
     async def list_tools(self, wait_seconds: float) -> tuple[list[Tool], list[Trouble]]:
         """Of all servers that are up by then. The others are started, and named."""
-        tasks = {
-            server: asyncio.create_task(server.catalogue()) for server in self._servers.values()
-        }
+        tasks = {server: start(server.catalogue()) for server in self._servers.values()}
         seconds = min(max(wait_seconds, 0.0), MAX_WAIT_SECONDS)
         _, late = await asyncio.wait(tasks.values(), timeout=seconds) if tasks else ((), ())
         for task in late:
@@ -72,7 +71,7 @@ class ToolService:
             return error
         if not is_new:
             return await self._outcome_again(call)
-        task = self._tasks[key] = asyncio.create_task(self._run(call, tool, arguments))
+        task = self._tasks[key] = start(self._run(call, tool, arguments))
         task.add_done_callback(lambda _: self._tasks.pop(key, None))
         return await asyncio.shield(call.ended)
 

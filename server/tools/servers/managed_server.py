@@ -31,6 +31,7 @@ from server.tools.servers.catalogue import (
 )
 from server.tools.servers.http_transport import http_streams
 from server.tools.servers.stdio_transport import StdioServer
+from sessions.background import Background, start
 
 logger = structlog.get_logger("server")
 
@@ -75,6 +76,7 @@ class ManagedServer:
         self._listing: asyncio.Task[None] | None = None
         self._is_stale = False
         self._num_calls = 0
+        self._background = Background(Exception)  # of a library, about what a stranger answers
 
     @property
     def is_up(self) -> bool:
@@ -88,7 +90,7 @@ class ManagedServer:
         now = self._now()
         is_old = self._is_stale or now - self._listed_at > FRESH_SECONDS
         if is_old and now - self._listed_at > MIN_LIST_SECONDS and self._listing is None:
-            self._listing = asyncio.create_task(self._list_again())
+            self._listing = start(self._list_again())
         if self._listing is not None:
             await asyncio.shield(self._listing)
         return self._catalogue
@@ -157,7 +159,7 @@ class ManagedServer:
             seconds = f"{self.config.timeout_seconds:g} s"
             if not has_asked:
                 raise self._unavailable(f"is not ready within {seconds}") from None
-            asyncio.create_task(self._end_if_hung()).add_done_callback(_forget_error)
+            self._background.spawn(self._end_if_hung())
             raise ToolError("tool_timeout", f"no result within {seconds}") from None
 
     async def _find(self, name: str) -> OfferedTool | None:
@@ -233,7 +235,7 @@ class ManagedServer:
                 if self._now() < self._may_start_at:
                     raise self._unavailable(self._why)
                 self._settled.clear()
-                self._task = asyncio.create_task(self._run())
+                self._task = start(self._run())
             await self._settled.wait()
         if self._session is None:
             raise self._unavailable(self._why)
@@ -244,6 +246,7 @@ class ManagedServer:
 
     async def close(self) -> None:
         """End it, whatever it is doing."""
+        await self._background.close()
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])
@@ -378,8 +381,3 @@ def _first(errors: BaseExceptionGroup[BaseException]) -> BaseException:
     while isinstance(first, BaseExceptionGroup):
         first = first.exceptions[0]
     return first
-
-
-def _forget_error(task: asyncio.Task[None]) -> None:
-    if not task.cancelled():
-        task.exception()

@@ -32,6 +32,7 @@ from server.tools.configuration import ServerConfig
 from server.tools.reaping import MARK, kill_group, kill_marked
 from server.tools.servers.bounds import MAX_MESSAGE_BYTES, TOO_LARGE, Measure, Unasked
 from server.tools.servers.catalogue import MAX_TOOLS
+from sessions.background import start
 
 logger = structlog.get_logger("server")
 
@@ -114,7 +115,7 @@ class StdioServer:
                 self._write(process, from_session),
                 self._listen(process),
             ):
-                tasks.append(asyncio.create_task(work))
+                tasks.append(start(work))
             yield read, write
         finally:
             await self._stop(process, tasks)
@@ -153,7 +154,7 @@ class StdioServer:
     ) -> None:
         """Messages until the end of the program, or of our patience."""
         async with _reader(process.stdout, MAX_MESSAGE_BYTES) as reader:
-            watch = asyncio.create_task(self._watch(process, reader))
+            watch = start(self._watch(process, reader))
             try:
                 why = await self._read_lines(reader, to_session)
             finally:
