@@ -47,7 +47,7 @@ class Calls:
 
     @property
     def place(self) -> Place:
-        """Calls that begin from now on are behind it."""
+        """Calls that begin from now on come after it."""
         return Place(self.epoch, self._num_begun)
 
     @property

@@ -69,7 +69,7 @@ class Watch:
         )
 
     def look(self, text: str, at: int, *, is_end: bool) -> tuple[Found | None, int]:
-        """The first marker behind `at`, and from where on the text may still become one.
+        """The first marker after `at`, and from where on the text may still become one.
 
         Raises `PatternFailed`.
         """

@@ -61,7 +61,7 @@ GLM: Final = Format(  # from 4.5 on
     ),
 )
 
-LLAMA: Final = Format(  # 3.1 and later: an object alone, or behind a token
+LLAMA: Final = Format(  # 3.1 and later: an object alone, or after a token
     "llama",
     (Field("call", Anchor(("<|python_tag|>",)), None, JsonCalls()),),
     bare=JsonCalls(is_bare=True),

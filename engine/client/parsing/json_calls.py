@@ -228,7 +228,7 @@ class ArgumentsBody:
         self._writer = writer
         self._arguments = Arguments(writer)
         self._has_begun = False
-        self._space = ""  # behind the arguments
+        self._space = ""  # after the arguments
         self.is_done = False
         self.is_failed = NAME.fullmatch(name) is None
         if not self.is_failed:

@@ -53,7 +53,7 @@ class AnswerParser:
         self._at = 0  # what lies before it was taken
         self._field = grammar.format.implicit
         self._body: Body | None = None  # of the region of calls that this is
-        self._body_at = 0  # where that begins, behind its marker
+        self._body_at = 0  # where that begins, after its marker
         self._marker = ""  # the marker
         self._num_before = 0  # calls before it
         self._may_be_bare = self._has_calls and grammar.format.bare is not None
@@ -207,7 +207,7 @@ class AnswerParser:
         if body.is_done and self._field.ends is None:
             self._leave_call(is_cut=False)
             return True
-        self._at = end  # behind the calls of a region, whatever stands there
+        self._at = end  # after the calls of a region
         if found is None:
             if is_end:
                 self._leave_call(is_cut=True)
@@ -248,7 +248,7 @@ class _Said:
         self._keeps_beginning = keeps_beginning
         self._space: list[str] = []  # that may be the region's end
         self._has_said = False
-        self._is_behind_region = False  # nothing was said since one has ended
+        self._is_after_region = False  # nothing was said since one has ended
 
     def add(self, text: str, *, is_stripped: bool) -> None:
         if is_stripped:
@@ -265,13 +265,13 @@ class _Said:
     def end_region(self) -> None:
         """From now on white space at the beginning is none of the text."""
         self._keeps_beginning = False
-        self._is_behind_region = True
+        self._is_after_region = True
         if not self._has_said:
             self._space.clear()
 
     def flush(self) -> None:
         """The end of the answer, in a region of this text: what it ends with is its own."""
-        if not self._is_behind_region:
+        if not self._is_after_region:
             self._flush("", keeps_beginning=self._keeps_beginning)
 
     def forget(self) -> None:
@@ -285,5 +285,5 @@ class _Said:
         if not (self._has_said or keeps_beginning):
             whole = whole.lstrip()
         if whole:
-            self._has_said, self._is_behind_region = True, False
+            self._has_said, self._is_after_region = True, False
             self._events.append(self._event(whole))

@@ -50,6 +50,6 @@ def _error(parts: Tensor, numbers: Tensor, scales: Tensor) -> Tensor:
 
 
 def _parts(weight: Tensor) -> Tensor:
-    """[outputs, parts, 32] float32. What the last one lacks are zeros."""
+    """[outputs, parts, 32] float32. The last one is filled up with zeros."""
     padded = functional.pad(weight.float(), (0, -weight.shape[1] % PART_INPUTS))
     return padded.view(len(weight), -1, PART_INPUTS)

@@ -64,6 +64,7 @@ XML = {  # and Qwen 3.5
     },
 }
 LATE_XML = copy.deepcopy(XML)
+# The values of a template are of several types, which mypy takes for `object`.
 LATE_XML["fields"]["tool_calls"]["content_args"]["merge_duplicates"] = True  # type: ignore[index]
 GEMMA = {
     "start_anchor": ["<|turn>model\n", "<tool_response|>"],

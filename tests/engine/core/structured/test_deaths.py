@@ -60,7 +60,8 @@ def test_after_the_death_of_all_of_them_there_are_others(mortal: Walker) -> None
     masker = masker_of(mortal)
     os.kill(processes.pid, signal.SIGKILL)
     os.kill(masker, signal.SIGKILL)
-    processes._process.wait()  # type: ignore[union-attr]
+    assert processes._process is not None
+    processes._process.wait()
     mortal.engine.run()
     assert mortal.engine.ends["a"].finish_reason == "stop"
     assert mortal.say({"regex": "c"})[0] == "c"

@@ -25,6 +25,7 @@ def own(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Masker]:
     fd = os.memfd_create("masks")
     setup = Setup("", tokenizer.vocab_size, [], 1)
     os.ftruncate(fd, -(-tokenizer.vocab_size // 32) * 4)
+    # This masker is asked directly, through no channel.
     nobody: Channel = None  # type: ignore[assignment]
     yield Masker(tokenizer, setup, fd, nobody, nobody)
     os.close(fd)

@@ -14,6 +14,7 @@ from typing import Any
 
 FOLDER = Path(os.environ.get("FOLDER", "."))
 TOOL = {"name": "act", "description": "", "inputSchema": {"type": "object"}}
+# A program that does nothing until it is killed: what is tested is that it is.
 FOREVER = "import time\nwhile True: time.sleep(1000)"
 
 
@@ -43,7 +44,7 @@ def remember(*pids: int) -> None:
 
 def sleep_forever() -> None:
     while True:
-        time.sleep(1000)
+        time.sleep(1000)  # silent until it is killed
 
 
 # ---- what each does when its tool is called ------------------------------------------------------
@@ -98,7 +99,7 @@ def list_changes(request: dict[str, Any]) -> None:
 def trickle(request: dict[str, Any]) -> None:
     while True:
         say("x")
-        time.sleep(0.01)
+        time.sleep(0.01)  # its pace is the misbehaviour: byte after byte
 
 
 def ignores_cancel(request: dict[str, Any]) -> None:
