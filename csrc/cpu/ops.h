@@ -69,11 +69,13 @@ void decoder_step_cpu(
     std::optional<Tensor> embeddings,  // [vocab, hidden]; absent: the rows of `head`
     const Tensor& norms,         // [2 * layers + 1, hidden]: of attention and MLP of each layer, the last
     std::optional<Tensor> qk_norms,  // [layers, 2, head_dim]
+    std::optional<Tensor> qkv_bias,  // [layers, outputs]
     const Tensor& rotary,        // [positions, 2, head_dim / 2]: cosines and sines
-    const Tensor& qkv, std::optional<Tensor> qkv_scales, std::optional<Tensor> qkv_bias,
-    const Tensor& attention_out, std::optional<Tensor> attention_out_scales,
-    const Tensor& gate_up, std::optional<Tensor> gate_up_scales,  // panels of both in turn
-    const Tensor& down, std::optional<Tensor> down_scales,
+    std::vector<Tensor> weights,        // packed, each of some layers of which it is a piece
+    std::vector<Tensor> weight_scales,  // of each, empty for floats
+    // [pieces, 5] int64, in the order of stacks (qkv, attention_out, gate_up with panels of both in turn, down) and
+    // layers: stack, layer, which of `weights`, which of its layers, number of outputs
+    const Tensor& weight_pieces,
     const Tensor& head, std::optional<Tensor> head_scales,
     const Tensor& logits,        // [num_logits, vocab] float32, written
     std::vector<int64_t> windows,  // of each layer, 0 = all

@@ -17,9 +17,8 @@ STABLE_TORCH_LIBRARY(parley, ops) {
       "decoder_step(Tensor input_ids, Tensor positions, Tensor slot_mapping, Tensor block_tables, "
       "Tensor cu_seqlens_q, Tensor seq_lens, Tensor logits_rows, Tensor(a!) key_cache, "
       "Tensor(b!) value_cache, Tensor(c!)? cache_scales, Tensor? embeddings, Tensor norms, "
-      "Tensor? qk_norms, Tensor rotary, Tensor qkv, Tensor? qkv_scales, Tensor? qkv_bias, "
-      "Tensor attention_out, Tensor? attention_out_scales, Tensor gate_up, Tensor? gate_up_scales, Tensor down, "
-      "Tensor? down_scales, Tensor head, Tensor? head_scales, Tensor(d!) logits, int[] windows, "
+      "Tensor? qk_norms, Tensor? qkv_bias, Tensor rotary, Tensor[] weights, Tensor[] weight_scales, "
+      "Tensor weight_pieces, Tensor head, Tensor? head_scales, Tensor(d!) logits, int[] windows, "
       "int num_heads, float scale, float epsilon, Tensor? hidden_rows=None, Tensor(e!)? hidden=None, "
       "Tensor? adapter_rows=None, Tensor[]? adapters=None, Tensor? adapter_targets=None, "
       "Tensor? adapter_ranks=None) -> ()");

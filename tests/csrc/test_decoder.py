@@ -23,8 +23,9 @@ from engine.core.ops.decoder_step import (
     StepInput,
     flatten,
 )
-from engine.core.ops.numbers import ZEROS, Numbers
+from engine.core.ops.numbers import ZEROS, NumberKind, Numbers
 from engine.core.ops.packing import BITS, PackedWeight, join_gate_up
+from engine.core.ops.stacks import PackedStack, Piece
 from engine.core.tensors.kv_cache import allocate_cache, stack_layers
 from tests.helpers.built_kernels import needs_kernels
 
@@ -57,6 +58,33 @@ def numbers_of(weight: Tensor, bits: int, part_inputs: int) -> Numbers:
     return Numbers(codes.flatten(1).to(torch.uint8), scales, None, bits, part_inputs)
 
 
+def mixed_stack(layers: list[Numbers], cut: int | None) -> PackedStack:
+    """The same numbers: every other layer wider, and the others in two pieces, if they are cut."""
+    kinds: list[PackedWeight] = []
+    pieces: list[tuple[Piece, ...]] = []
+
+    def pack(numbers: Numbers, kind: NumberKind) -> Piece:
+        num_outputs, num_inputs = numbers.codes.shape
+        packed = PackedWeight.of_numbers(2, num_outputs, num_inputs, kind)
+        packed.fill_numbers(1, numbers)
+        kinds.append(packed)
+        return Piece(len(kinds) - 1, 1, len(numbers.codes))
+
+    def rows(numbers: Numbers, part: slice) -> Numbers:
+        return numbers._replace(codes=numbers.codes[part], scales=numbers.scales[part])
+
+    wide = NumberKind(8, 16, has_least=True)
+    for layer, numbers in enumerate(layers):
+        if layer % 2:
+            pieces.append((pack(numbers, wide),))
+        elif cut is None:
+            pieces.append((pack(numbers, numbers.kind),))
+        else:
+            first, second = rows(numbers, slice(cut)), rows(numbers, slice(cut, None))
+            pieces.append((pack(first, first.kind), pack(second, wide)))
+    return PackedStack(tuple(kinds), tuple(pieces))
+
+
 class Model:
     """Random weights and a cache; `run` gives the logits of sequences, read in chunks together."""
 
@@ -77,8 +105,12 @@ class Model:
         is_tied: bool = False,
         part_inputs: int | None = None,
         has_least: bool = False,
+        is_mixed: bool = False,
     ) -> None:
-        """With `part_inputs`, weights are `numbers_of` as many bits as `format` has."""
+        """With `part_inputs`, weights are `numbers_of` as many bits as `format` has.
+
+        If `is_mixed`, layers differ in how these are packed, and values from queries and keys.
+        """
         # With the seed of the others an early key of int4 falls on another step, and all see it.
         torch.manual_seed(2 if format == "int4" else 0)
         format, _, cache = format.partition(", ")
@@ -86,11 +118,12 @@ class Model:
         self.vocab = vocab
         self.settings = DecoderSettings(windows, heads, head_dim**-0.5, 1e-6)
 
-        def pack(count: int, outputs: int, inputs: int, is_gate_up: bool = False) -> PackedWeight:
+        def pack(count: int, outputs: int, inputs: int, is_gate_up: bool = False) -> PackedStack:
             rows = 2 * (outputs + -outputs % 16) if is_gate_up else outputs
             packed = PackedWeight.allocate(
                 count, rows, inputs, format, part_inputs or 32, has_least=has_least
             )
+            given: list[Numbers] = []
             for layer in range(count):
                 weight = torch.randn(rows, inputs) / inputs**0.5
                 if is_gate_up:
@@ -98,15 +131,18 @@ class Model:
                 if part_inputs is None:
                     packed.fill(layer, weight)
                 else:
-                    packed.fill_numbers(layer, numbers_of(weight, BITS[format], part_inputs))
-            return packed
+                    given.append(numbers_of(weight, BITS[format], part_inputs))
+                    packed.fill_numbers(layer, given[-1])
+            if not is_mixed or count == 1:
+                return PackedStack.alike(packed, rows)
+            return mixed_stack(given, None if is_gate_up else rows - kv_heads * head_dim)
 
         packed: dict[str, Any] = {
             "qkv": pack(layers, num_qkv, hidden),
             "attention_out": pack(layers, hidden, heads * head_dim),
             "gate_up": pack(layers, gated, hidden, is_gate_up=True),
             "down": pack(layers, hidden, gated),
-            "head": pack(1, vocab, hidden),
+            "head": pack(1, vocab, hidden).kinds[0],
         }
         table = torch.randn(vocab, hidden)
         dtype = torch.float32 if format == "float32" else torch.bfloat16
@@ -273,6 +309,43 @@ def test_weights_of_numbers_equal_the_reference(
     model = Model(format, gated=96, is_tied=True, part_inputs=part_inputs, has_least=has_least)
     ours, reference = model.run_all("cpu", *STEPS), model.run_all("torch", *STEPS)
     check_equals_reference(ours, reference, "int4")
+
+
+@pytest.mark.parametrize("format", sorted(BITS))
+def test_layers_and_pieces_of_other_widths_equal_the_reference(
+    format: str, num_threads: int
+) -> None:
+    shape: dict[str, Any] = {"gated": 96, "head_dim": 12, "layers": 3, "windows": (0, 20, 0)}
+    model = Model(format, **shape, part_inputs=16, is_mixed=True)
+    ours, reference = model.run_all("cpu", *STEPS), model.run_all("torch", *STEPS)
+    check_equals_reference(ours, reference, "int4")
+    alike = Model(format, **shape, part_inputs=16).run_all("torch", *STEPS)
+    torch.testing.assert_close(reference, alike, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        (lambda rows: rows[:-1], "a layer has 0 outputs, not 64"),
+        (lambda rows: rows.flip(0), "in the order of stacks and layers"),
+        (lambda rows: rows + torch.tensor([0, 0, 9, 0, 0]), "a piece has no weight"),
+        (lambda rows: rows + torch.tensor([0, 0, 0, 2, 0]), "a piece is none of its weight's"),
+        (lambda rows: rows + torch.tensor([0, 0, 0, 0, 16]), "a piece is none of its weight's"),
+        (lambda rows: rows - torch.tensor([0, 0, 0, 0, 1]), "a layer has 127 outputs, not 128"),
+        (lambda rows: rows.int(), "contiguous int64"),
+        (lambda rows: rows[:, :4], "contiguous int64"),
+    ],
+)
+def test_pieces_that_do_not_fit_are_refused(change: Any, problem: str) -> None:
+    arguments = list(Model("float32").arguments([(0, 0, 1)]))
+    (place,) = (i for i, one in enumerate(arguments) if _is_table(one))
+    arguments[place] = change(arguments[place])
+    with pytest.raises(RuntimeError, match=problem):
+        torch.ops.parley.decoder_step(*arguments)
+
+
+def _is_table(argument: Any) -> bool:
+    return isinstance(argument, Tensor) and argument.dim() == 2 and argument.shape[1] == 5
 
 
 @pytest.mark.parametrize("format", FORMATS)
@@ -451,12 +524,15 @@ def test_opcheck(format: str) -> None:
         (9, torch.zeros(2, NUM_BLOCKS, 2, 2, 16), "int8 caches have scales, others have none"),
         (10, torch.zeros(49, 64), "embeddings are contiguous"),
         (11, torch.zeros(4, 64), "norms has 256 numbers, not 320"),
-        (14, torch.zeros(2, 8, 64, 16, 2), "panels are"),
-        (14, torch.zeros(1, 8, 64, 16, 1), "stacked by layer"),
+        (15, [torch.zeros(2, 8, 64, 16, 2)] * 4, "panels are"),
+        (15, [torch.zeros(8, 64, 16, 1)] * 4, "stacked by layer"),
+        (15, [torch.zeros(1, 8, 64, 16, 1)] * 4, "a piece is none of its weight's"),
+        (16, [torch.empty(0)] * 3, "each of weights has its scales"),
+        (18, torch.zeros(2, 4, 64, 16, 1), "the output layer is stacked as one"),
     ],
     ids=str,
 )
-def test_what_does_not_fit_is_refused(place: int, value: Tensor, problem: str) -> None:
+def test_what_does_not_fit_is_refused(place: int, value: Any, problem: str) -> None:
     model = Model("float32")
     arguments = list(model.arguments([(0, 0, 1)]))
     arguments[place] = value

@@ -3,6 +3,7 @@
 #include <torch/csrc/stable/ops.h>
 
 #include <algorithm>
+#include <array>
 #include <limits>
 #include <utility>
 
@@ -12,23 +13,95 @@
 namespace parley {
 namespace {
 
-Stack read_stack(
-    const Tensor& panels, const std::optional<Tensor>& scales, int64_t num_layers, int64_t num_outputs,
-    const std::optional<Tensor>& bias = std::nullopt) {
-  STD_TORCH_CHECK(panels.dim() == 5 && panels.size(0) == num_layers, "weights are stacked by layer");
-  Stack stack{};
-  Weight& weight = stack.first;
-  weight = read_weight(panels, scales, num_layers, num_outputs);
-  stack.panels_bytes = panels.size(1) * kPanel * bytes_of(weight.format, weight.num_inputs);
-  stack.scales_bytes = panels.size(1) * weight.scales_bytes();
-  if (bias) {
-    STD_TORCH_CHECK(
-        bias->scalar_type() == ScalarType::Float && bias->is_contiguous() &&
-            bias->numel() == panels.size(0) * num_outputs,
-        "bias is one float32 per output");
-    weight.bias = static_cast<const float*>(bias->const_data_ptr());
+// A weight that several layers have, each packed in the same way.
+class Kind {
+ public:
+  Kind(const Tensor& panels, const Tensor& scales) {
+    STD_TORCH_CHECK(panels.dim() == 5, "weights are stacked by layer");
+    num_places_ = panels.size(0);
+    num_panels_ = panels.size(1);
+    const std::optional<Tensor> given = scales.numel() ? std::optional(scales) : std::nullopt;
+    first_ = read_weight(panels, given, num_places_, num_panels_ * kPanel);
   }
-  return stack;
+
+  Weight of_layer(int64_t place, int64_t num_outputs) const {
+    STD_TORCH_CHECK(
+        0 <= place && place < num_places_ && 0 < num_outputs && num_outputs <= num_panels_ * kPanel &&
+            num_panels_ * kPanel < num_outputs + kPanel,
+        "a piece is none of its weight's");
+    Weight weight = first_;
+    const int64_t panels_bytes = num_panels_ * kPanel * bytes_of(weight.format, weight.num_inputs);
+    weight.num_outputs = num_outputs;
+    weight.panels = static_cast<const std::byte*>(first_.panels) + place * panels_bytes;
+    if (first_.scales) {
+      weight.scales = static_cast<const std::byte*>(first_.scales) + place * num_panels_ * weight.scales_bytes();
+    }
+    return weight;
+  }
+
+ private:
+  Weight first_;
+  int64_t num_places_, num_panels_;
+};
+
+// `pieces` are [pieces][5] in order: number of the stack, layer, kind, place of the layer there, outputs.
+void read_stacks(
+    Stacks& stacks, const std::vector<Tensor>& panels,
+    const std::vector<Tensor>& scales, const Tensor& pieces, int64_t num_layers) {
+  constexpr int64_t kFields = 5;
+  STD_TORCH_CHECK(
+      pieces.scalar_type() == ScalarType::Long && pieces.is_contiguous() && pieces.dim() == 2 &&
+          pieces.size(1) == kFields && panels.size() == scales.size(),
+      "weight_pieces are contiguous int64, [pieces, 5], and each of weights has its scales");
+  std::vector<Kind> kinds;
+  for (size_t i = 0; i < panels.size(); ++i) kinds.emplace_back(panels[i], scales[i]);
+  const auto* piece = static_cast<const int64_t*>(pieces.const_data_ptr());
+  const auto* const end = piece + pieces.numel();
+  int64_t number = 0;
+  for (Stack* const each : stacks.in_order()) {
+    Stack& stack = *each;
+    stack.pieces.clear();
+    stack.begins.assign(1, 0);
+    stack.num_inputs = 0;
+    for (int64_t layer = 0; layer < num_layers; ++layer) {
+      int64_t first_output = 0;
+      for (; piece < end && piece[0] == number && piece[1] == layer; piece += kFields) {
+        STD_TORCH_CHECK(0 <= piece[2] && piece[2] < std::ssize(kinds), "a piece has no weight");
+        stack.pieces.push_back({kinds[piece[2]].of_layer(piece[3], piece[4]), first_output});
+        stack.num_inputs = std::max(stack.num_inputs, stack.pieces.back().weight.num_inputs);
+        first_output += piece[4];
+      }
+      stack.begins.push_back(std::ssize(stack.pieces));
+    }
+    ++number;
+  }
+  STD_TORCH_CHECK(piece == end, "weight_pieces are in the order of stacks and layers");
+}
+
+// Throws unless each layer has so many outputs, of so many inputs.
+template <typename IsInputs>
+void check_stack(const Stack& stack, int64_t num_outputs, IsInputs is_inputs) {
+  for (size_t layer = 0; layer + 1 < stack.begins.size(); ++layer) {
+    int64_t outputs = 0;
+    for (const Piece& piece : stack.layer(layer)) {
+      outputs += piece.weight.num_outputs;
+      STD_TORCH_CHECK(is_inputs(piece.weight.num_inputs), "weights differ from the model in their inputs");
+    }
+    STD_TORCH_CHECK(outputs == num_outputs, "a layer has ", outputs, " outputs, not ", num_outputs);
+  }
+}
+
+void add_bias(Stack& stack, const Tensor& bias, int64_t num_layers, int64_t num_outputs) {
+  STD_TORCH_CHECK(
+      bias.scalar_type() == ScalarType::Float && bias.is_contiguous() &&
+          bias.numel() == num_layers * num_outputs,
+      "bias is one float32 per output");
+  const float* of_layer = static_cast<const float*>(bias.const_data_ptr());
+  for (int64_t layer = 0; layer < num_layers; ++layer, of_layer += num_outputs) {
+    for (int64_t i = stack.begins[layer]; i < stack.begins[layer + 1]; ++i) {
+      stack.pieces[i].weight.bias = of_layer + stack.pieces[i].first_output;
+    }
+  }
 }
 
 // As check_cache, for caches of all layers: [layers, blocks, 16, heads, dim].
@@ -101,7 +174,7 @@ void read_adapters(
   s.module_sizes = {{
       {hidden, s.num_heads * s.head_dim}, {hidden, kv_size}, {hidden, kv_size},
       {s.num_heads * s.head_dim, hidden}, {hidden, gated}, {hidden, gated},
-      {s.down.first.num_inputs, hidden}}};
+      {s.buffers->stacks.down.num_inputs, hidden}}};
   const int64_t count = std::ssize(adapters);
   const int64_t* const each_rank = read_indices(ranks, count, 1, 1 << 16, "adapter_ranks");
   STD_TORCH_CHECK(
@@ -136,10 +209,8 @@ void decoder_step_cpu(
     const Tensor& block_tables, const Tensor& cu_seqlens_q, const Tensor& seq_lens,
     const Tensor& logits_rows, const Tensor& key_cache, const Tensor& value_cache,
     std::optional<Tensor> cache_scales, std::optional<Tensor> embeddings, const Tensor& norms,
-    std::optional<Tensor> qk_norms, const Tensor& rotary, const Tensor& qkv,
-    std::optional<Tensor> qkv_scales, std::optional<Tensor> qkv_bias, const Tensor& attention_out,
-    std::optional<Tensor> attention_out_scales, const Tensor& gate_up,
-    std::optional<Tensor> gate_up_scales, const Tensor& down, std::optional<Tensor> down_scales,
+    std::optional<Tensor> qk_norms, std::optional<Tensor> qkv_bias, const Tensor& rotary,
+    std::vector<Tensor> weights, std::vector<Tensor> weight_scales, const Tensor& weight_pieces,
     const Tensor& head, std::optional<Tensor> head_scales, const Tensor& logits,
     std::vector<int64_t> windows, int64_t num_heads, double scale, double epsilon,
     std::optional<Tensor> hidden_rows, std::optional<Tensor> hidden, std::optional<Tensor> adapter_rows,
@@ -158,23 +229,26 @@ void decoder_step_cpu(
   s.num_heads = num_heads;
   s.num_kv_heads = key_cache.size(3);
   s.head_dim = key_cache.size(4);
-  s.num_gated = gate_up.size(1) / 2 * kPanel;
   STD_TORCH_CHECK(num_heads % s.num_kv_heads == 0, "key-value heads do not divide the heads");
   s.epsilon = static_cast<float>(epsilon);
   s.norms = read_floats(norms, (2 * s.num_layers + 1) * s.hidden_size, "norms");
   s.qk_norms = qk_norms ? read_floats(*qk_norms, s.num_layers * 2 * s.head_dim, "qk_norms") : nullptr;
   s.rotary = read_floats(rotary, rotary.size(0) * s.head_dim, "rotary");
-  const int64_t layers = s.num_layers;
-  s.qkv = read_stack(qkv, qkv_scales, layers, s.heads_size(), qkv_bias);
-  s.attention_out = read_stack(attention_out, attention_out_scales, layers, s.hidden_size);
-  s.gate_up = read_stack(gate_up, gate_up_scales, layers, 2 * s.num_gated);
-  s.down = read_stack(down, down_scales, layers, s.hidden_size);
-  s.head = read_stack(head, head_scales, 1, logits.size(1));
-  STD_TORCH_CHECK(
-      s.qkv.first.num_inputs == s.hidden_size && s.head.first.num_inputs == s.hidden_size &&
-          s.attention_out.first.num_inputs == s.num_heads * s.head_dim &&
-          s.gate_up.first.num_inputs == s.hidden_size && s.down.first.num_inputs <= s.num_gated,
-      "weights differ from the model in their inputs");
+  static thread_local Buffers buffers;
+  s.buffers = &buffers;
+  read_stacks(buffers.stacks, weights, weight_scales, weight_pieces, s.num_layers);
+  auto& [qkv, attention_out, gate_up, down] = buffers.stacks;
+  s.num_gated = gate_up.pieces.empty() ? 0 : gate_up.pieces.front().weight.num_outputs / (2 * kPanel) * kPanel;
+  const auto is = [](int64_t expected) { return [=](int64_t inputs) { return inputs == expected; }; };
+  check_stack(qkv, s.heads_size(), is(s.hidden_size));
+  check_stack(attention_out, s.hidden_size, is(s.num_heads * s.head_dim));
+  check_stack(gate_up, 2 * s.num_gated, is(s.hidden_size));
+  STD_TORCH_CHECK(std::ssize(gate_up.pieces) == s.num_layers, "gates and ups are one piece in each layer");
+  check_stack(down, s.hidden_size, [&](int64_t inputs) { return inputs <= s.num_gated; });
+  if (qkv_bias) add_bias(qkv, *qkv_bias, s.num_layers, s.heads_size());
+  STD_TORCH_CHECK(head.dim() == 5 && head.size(0) == 1, "the output layer is stacked as one");
+  s.head = read_weight(head, head_scales, 1, logits.size(1));
+  STD_TORCH_CHECK(s.head.num_inputs == s.hidden_size, "the output layer differs in its inputs");
   STD_TORCH_CHECK(
       logits.scalar_type() == ScalarType::Float && logits.is_contiguous() &&
           logits_rows.size(0) == s.num_logits,
@@ -182,7 +256,7 @@ void decoder_step_cpu(
   constexpr int64_t kAny = std::numeric_limits<int64_t>::min();
   const int64_t rows = s.num_rows, num_slots = key_cache.size(1) * kBlockSize;
   STD_TORCH_CHECK(s.num_logits <= rows, "there are more logits_rows than rows");
-  s.input_ids = read_indices(input_ids, rows, 0, s.head.first.num_outputs, "input_ids");
+  s.input_ids = read_indices(input_ids, rows, 0, s.head.num_outputs, "input_ids");
   s.positions = read_indices(positions, rows, 0, rotary.size(0), "positions");
   s.slots = read_indices(slot_mapping, rows, kAny, num_slots, "slot_mapping");
   s.logits_rows = read_indices(logits_rows, s.num_logits, 0, rows, "logits_rows");
@@ -219,8 +293,6 @@ void decoder_step_cpu(
   s.key_layer = key_cache.stride(0) * size, s.value_layer = value_cache.stride(0) * size;
   s.windows = std::move(windows);
 
-  static thread_local Buffers buffers;
-  s.buffers = &buffers;
   s.hidden = buffers.hidden.get<float>(s.num_rows * s.hidden_size);
   s.normalized = buffers.normalized.get<float>(s.num_rows * s.hidden_size);
   s.heads = buffers.heads.get<float>(s.num_rows * s.heads_size());

@@ -45,11 +45,22 @@ void Step::multiply(
   });
 }
 
+// All rows times the weight of a layer.
+void Step::multiply(
+    Team& team, int thread, const Stack& stack, int64_t layer, const float* rows, int64_t stride,
+    Epilogue epilogue, float* out, int64_t out_stride) {
+  for (const Piece& piece : stack.layer(layer)) {
+    multiply(
+        team, thread, piece.weight, rows, num_rows, stride, epilogue, out + piece.first_output,
+        out_stride);
+  }
+}
+
 void Step::embed(int64_t row) {
   float* const out = hidden + row * hidden_size;
   const int64_t token = input_ids[row];
   if (embeddings == nullptr) {
-    k.unpack_output(head.first, token, out);
+    k.unpack_output(head, token, out);
   } else if (embeddings_are_floats) {
     const auto* const from = static_cast<const float*>(embeddings) + token * hidden_size;
     std::copy(from, from + hidden_size, out);
@@ -127,13 +138,13 @@ void Step::attend(Team& team, int thread, int64_t layer) const {
 void Step::gate_rows(Team& team, int thread, int64_t layer) {
   if (!adapts(layer, kGate, kUp)) {
     multiply(
-        team, thread, gate_up.layer(layer), normalized, num_rows, hidden_size, Epilogue::kSiluMultiply,
-        gated, num_gated);
+        team, thread, buffers->stacks.gate_up, layer, normalized, hidden_size,
+        Epilogue::kSiluMultiply, gated, num_gated);
     return;
   }
   const int64_t stride = 2 * num_gated;
   multiply(
-      team, thread, gate_up.layer(layer), normalized, num_rows, hidden_size, Epilogue::kStore, pairs,
+      team, thread, buffers->stacks.gate_up, layer, normalized, hidden_size, Epilogue::kStore, pairs,
       stride);
   adapt(team, thread, layer, {
       {kGate, normalized, hidden_size, pairs, stride, 2 * kPanel},
@@ -146,6 +157,7 @@ void Step::gate_rows(Team& team, int thread, int64_t layer) {
 }
 
 void Step::run(Team& team, int thread) {
+  const auto& [qkv, attention_out, gate_up, down] = buffers->stacks;
   const int64_t attended_size = num_heads * head_dim;
   team.share_evenly(thread, num_rows, [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row) embed(row);
@@ -153,8 +165,7 @@ void Step::run(Team& team, int thread) {
   for (int64_t layer = 0; layer < num_layers; ++layer) {
     normalize_rows(team, thread, norms + 2 * layer * hidden_size);
     multiply(
-        team, thread, qkv.layer(layer), normalized, num_rows, hidden_size, Epilogue::kStore, heads,
-        heads_size());
+        team, thread, qkv, layer, normalized, hidden_size, Epilogue::kStore, heads, heads_size());
     float* const keys = heads + num_heads * head_dim;
     adapt(team, thread, layer, {
         {kQuery, normalized, hidden_size, heads, heads_size()},
@@ -165,14 +176,13 @@ void Step::run(Team& team, int thread) {
     });
     attend(team, thread, layer);
     multiply(
-        team, thread, attention_out.layer(layer), attended, num_rows, attended_size, Epilogue::kAdd,
-        hidden, hidden_size);
+        team, thread, attention_out, layer, attended, attended_size, Epilogue::kAdd, hidden,
+        hidden_size);
     adapt(team, thread, layer, {{kAttentionOut, attended, attended_size, hidden, hidden_size}});
     normalize_rows(team, thread, norms + (2 * layer + 1) * hidden_size);
     gate_rows(team, thread, layer);
     multiply(
-        team, thread, down.layer(layer), gated, num_rows, num_gated, Epilogue::kAdd, hidden,
-        hidden_size);
+        team, thread, down, layer, gated, num_gated, Epilogue::kAdd, hidden, hidden_size);
     adapt(team, thread, layer, {{kDown, gated, num_gated, hidden, hidden_size}});
   }
   team.share_evenly(thread, num_logits, [&](int64_t begin, int64_t end) {
@@ -193,8 +203,8 @@ void Step::run(Team& team, int thread) {
   }
   if (num_logits) {
     multiply(
-        team, thread, head.first, normalized, num_logits, hidden_size, Epilogue::kStore, logits,
-        head.first.num_outputs);
+        team, thread, head, normalized, num_logits, hidden_size, Epilogue::kStore, logits,
+        head.num_outputs);
   }
 }
 

@@ -3,10 +3,12 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cstdlib>
 #include <initializer_list>
 #include <iterator>
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "common/arguments.h"
@@ -40,7 +42,31 @@ class Buffer {
   size_t size_ = 0;
 };
 
+// Some outputs of a layer's weight. Most weights are one piece; but their outputs may differ in their bits.
+struct Piece {
+  Weight weight;
+  int64_t first_output;
+};
+
+// The same weight of all layers.
+struct Stack {
+  std::vector<Piece> pieces;    // one layer's after another's
+  std::vector<int64_t> begins;  // [layers + 1], of each layer
+  int64_t num_inputs;           // the most that a piece has, with padding
+
+  std::span<const Piece> layer(int64_t index) const {
+    return std::span(pieces).subspan(begins[index], begins[index + 1] - begins[index]);
+  }
+};
+
+struct Stacks {
+  Stack qkv, attention_out, gate_up, down;
+
+  std::array<Stack*, 4> in_order() { return {&qkv, &attention_out, &gate_up, &down}; }
+};
+
 struct Buffers {
+  Stacks stacks;
   Buffer hidden, normalized, heads, attended, gated, values, scales, offsets, sums, low, pairs;
   std::vector<Unit> units;
   Parts parts;  // of units that threads share
@@ -49,20 +75,6 @@ struct Buffers {
   void fit_scratches(const Problem& p, int num_threads) {
     if (std::ssize(scratches) < num_threads) scratches.resize(num_threads);
     for (Scratch& scratch : scratches) scratch.fit(p);
-  }
-};
-
-// A weight of all layers, or of the output layer.
-struct Stack {
-  Weight first;
-  int64_t panels_bytes, scales_bytes;  // of each layer
-
-  Weight layer(int64_t index) const {
-    Weight weight = first;
-    weight.panels = static_cast<const std::byte*>(first.panels) + index * panels_bytes;
-    if (first.scales) weight.scales = static_cast<const std::byte*>(first.scales) + index * scales_bytes;
-    if (first.bias) weight.bias += index * first.num_outputs;
-    return weight;
   }
 };
 
@@ -77,7 +89,7 @@ struct Step {
   ScalarType cache_type;
   int64_t cache_element;  // bytes
   const float *norms, *qk_norms, *rotary;
-  Stack qkv, attention_out, gate_up, down, head;
+  Weight head;
   std::vector<int64_t> windows;
   Problem attention;
   std::byte *key_cache, *value_cache;
@@ -110,6 +122,9 @@ struct Step {
       Team& team, int thread, const Weight& weight, const float* rows, int64_t count, int64_t stride);
   void multiply(
       Team& team, int thread, const Weight& weight, const float* rows, int64_t count, int64_t stride,
+      Epilogue epilogue, float* out, int64_t out_stride);
+  void multiply(
+      Team& team, int thread, const Stack& stack, int64_t layer, const float* rows, int64_t stride,
       Epilogue epilogue, float* out, int64_t out_stride);
   void embed(int64_t row);
   void finish_heads(int64_t layer, int64_t row);

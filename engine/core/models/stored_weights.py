@@ -15,7 +15,7 @@ from engine.core.models.gguf.headers import GgufTensor, pieces_of
 from engine.core.models.quantized.floats import read_floats
 from engine.core.models.quantized.numbers import number_kind, read_numbers
 from engine.core.ops.decoder_step import TokenTable
-from engine.core.ops.numbers import Numbers, join
+from engine.core.ops.numbers import NumberKind, Numbers, join, widest_of
 from engine.core.ops.packing import PANEL_OUTPUTS
 from engine.folder.quantized.layouts import QuantizedTensor
 from engine.folder.weight_headers import StoredTensor
@@ -70,14 +70,12 @@ class StoredWeight:
 class StoredNumbers(StoredWeight):
     """One that can be packed as the whole numbers that it is there."""
 
-    bits: int
-    part_inputs: int
-    has_least: bool
+    kind: NumberKind
 
     def read(self) -> Numbers:
         """Raises the same."""
         if isinstance(self.tensor, QuantizedTensor):
-            return read_numbers(self.tensor, self.part_inputs)
+            return read_numbers(self.tensor, self.kind.part_inputs)
         from engine.core.models.gguf.numbers import read_numbers as read_blocks
 
         return read_blocks(self.tensor)
@@ -95,16 +93,8 @@ class JoinedNumbers:
         return sum(part.shape[0] for part in self.parts), self.parts[0].shape[1]
 
     @property
-    def bits(self) -> int:
-        return max(part.bits for part in self.parts)
-
-    @property
-    def part_inputs(self) -> int:
-        return min(part.part_inputs for part in self.parts)
-
-    @property
-    def has_least(self) -> bool:
-        return any(part.has_least for part in self.parts)
+    def kind(self) -> NumberKind:
+        return widest_of(part.kind for part in self.parts)
 
     def read(self) -> Numbers:
         """Raises `UnsupportedModelError` if a file has changed meanwhile."""
@@ -224,12 +214,10 @@ def find_weight(tensor: StoredTensor, *, keeps_numbers: bool) -> StoredWeight | 
         return None
     if isinstance(tensor, QuantizedTensor):
         kind = number_kind(tensor) if keeps_numbers else None
-        if kind is None:
-            return StoredWeight(tensor)
-        return StoredNumbers(tensor, kind.bits, kind.part_inputs, kind.has_least)
+        return StoredWeight(tensor) if kind is None else StoredNumbers(tensor, kind)
     if not isinstance(tensor, GgufTensor) or tensor.dtype in _FLOATS:
         return None
     from engine.core.models.gguf.numbers import NUMBER_TYPES
 
     known = NUMBER_TYPES.get(tensor.type.name) if keeps_numbers else None
-    return StoredWeight(tensor) if known is None else StoredNumbers(tensor, *known)
+    return StoredWeight(tensor) if known is None else StoredNumbers(tensor, known)

@@ -8,6 +8,7 @@ from engine.core.ops.adapters import StepAdapters, unpack_module
 from engine.core.ops.decoder_step import HiddenRows, LoadedDecoder, StepInput
 from engine.core.ops.packing import PANEL_OUTPUTS, PackedWeight, round_rows
 from engine.core.ops.reference import paged_attention_reference, store_kv_reference
+from engine.core.ops.stacks import PackedStack
 
 
 def decoder_step_reference(
@@ -25,12 +26,19 @@ def decoder_step_reference(
     weights, cache, settings = decoder.weights, decoder.cache, decoder.settings
     num_heads = settings.num_heads
     num_kv_heads, head_dim = cache.keys.shape[-2:]
-    num_rows, hidden_size = len(inputs.input_ids), weights.norms.shape[1]
+    num_rows = len(inputs.input_ids)
 
-    def multiply(rows: Tensor, packed: PackedWeight, layer: int) -> Tensor:
-        weight = packed.unpack(layer)
+    def product(rows: Tensor, packed: PackedWeight, place: int = 0) -> Tensor:
+        weight = packed.unpack(place)
         rows = functional.pad(rows, (0, weight.shape[1] - rows.shape[1]))
         return functional.linear(rows if packed.scales is None else round_rows(rows), weight)
+
+    def multiply(rows: Tensor, stack: PackedStack, layer: int) -> Tensor:
+        pieces = [
+            product(rows, stack.kinds[kind], place)[:, :num_outputs]
+            for kind, place, num_outputs in stack.layers[layer]
+        ]
+        return torch.cat(pieces, 1)
 
     def adapted(out: Tensor, rows: Tensor, layer: int, module: int) -> Tensor:
         if adapters is None:
@@ -59,7 +67,7 @@ def decoder_step_reference(
     hidden = table[inputs.input_ids]
     for layer, window in enumerate(settings.windows):
         rows = normalize(hidden, weights.norms[2 * layer])
-        heads = multiply(rows, weights.qkv, layer)[:, : (num_heads + 2 * num_kv_heads) * head_dim]
+        heads = multiply(rows, weights.qkv, layer)
         if weights.qkv_bias is not None:
             heads = heads + weights.qkv_bias[layer]
         sizes = [num_heads * head_dim, *[num_kv_heads * head_dim] * 2]
@@ -88,7 +96,7 @@ def decoder_step_reference(
             rotate(queries), *caches, *batch, attended, settings.scale, window, 0.0, None
         )
         out = multiply(attended.flatten(1), weights.attention_out, layer)
-        hidden = adapted(hidden + out[:, :hidden_size], attended.flatten(1), layer, 3)
+        hidden = adapted(hidden + out, attended.flatten(1), layer, 3)
         rows = normalize(hidden, weights.norms[2 * layer + 1])
         panels = multiply(rows, weights.gate_up, layer).view(num_rows, -1, 2, PANEL_OUTPUTS)
         gates, ups = (
@@ -96,12 +104,12 @@ def decoder_step_reference(
         )
         gated = functional.silu(gates) * ups
         num_inputs = weights.down.num_inputs
-        hidden = hidden + multiply(gated[:, :num_inputs], weights.down, layer)[:, :hidden_size]
+        hidden = hidden + multiply(gated[:, :num_inputs], weights.down, layer)
         hidden = adapted(hidden, gated[:, :num_inputs], layer, 6)
     if hidden_rows is not None:
         hidden_rows.out.copy_(normalize(hidden[hidden_rows.rows], weights.norms[-1]))
     rows = normalize(hidden[inputs.logits_rows[: len(logits)]], weights.norms[-1])
-    logits.copy_(multiply(rows, weights.head, 0)[:, : logits.shape[1]])
+    logits.copy_(product(rows, weights.head)[:, : logits.shape[1]])
 
 
 def round_heads(heads: Tensor) -> tuple[Tensor, Tensor]:

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from engine.core.ops.adapters import ModuleSizes, StepAdapters
-from engine.core.ops.packing import PANEL_OUTPUTS, PackedWeight
+from engine.core.ops.packing import PackedWeight
+from engine.core.ops.stacks import PackedStack, piece_table
 
 
 class StepInput(NamedTuple):
@@ -55,13 +56,18 @@ class DecoderWeights:
     embeddings: Tensor | None  # [vocab, hidden]; None: the output layer's are used
     norms: Tensor  # [2 * layers + 1, hidden]: of attention and MLP of each layer, the last
     qk_norms: Tensor | None  # [layers, 2, head_dim]
-    qkv: PackedWeight
+    qkv: PackedStack
     qkv_bias: Tensor | None  # [layers, outputs]
-    attention_out: PackedWeight
-    gate_up: PackedWeight  # panels of both in turn
-    down: PackedWeight
+    attention_out: PackedStack
+    gate_up: PackedStack  # panels of both in turn
+    down: PackedStack
     head: PackedWeight
     table: TokenTable | None = None  # whose window `embeddings` is, if it is one
+
+    @property
+    def stacks(self) -> tuple[PackedStack, PackedStack, PackedStack, PackedStack]:
+        """In the op's order."""
+        return self.qkv, self.attention_out, self.gate_up, self.down
 
 
 class DecoderSettings(NamedTuple):
@@ -83,19 +89,20 @@ class LoadedDecoder:
     settings: DecoderSettings
 
     @cached_property
-    def tensors(self) -> tuple[Tensor | None, ...]:
+    def tensors(self) -> tuple[Tensor | list[Tensor] | None, ...]:
         """In the op's order; once, as there is a step for each token."""
         weights = self.weights
+        kinds = [packed for stack in weights.stacks for packed in stack.kinds]
         return (
             *self.cache,
             weights.embeddings,
             weights.norms,
             weights.qk_norms,
+            weights.qkv_bias,
             self.rotary,
-            *(weights.qkv.panels, weights.qkv.scales, weights.qkv_bias),
-            *(weights.attention_out.panels, weights.attention_out.scales),
-            *(weights.gate_up.panels, weights.gate_up.scales),
-            *(weights.down.panels, weights.down.scales),
+            [packed.panels for packed in kinds],
+            [torch.empty(0) if packed.scales is None else packed.scales for packed in kinds],
+            piece_table(weights.stacks),
             *(weights.head.panels, weights.head.scales),
         )
 
@@ -111,7 +118,7 @@ def module_sizes(
 ) -> ModuleSizes:
     """Inputs and outputs of a layer's modules, with the padding of the packed weights."""
     hidden, attended = weights.norms.shape[1], num_heads * head_dim
-    gated = weights.gate_up.panels.shape[1] // 2 * PANEL_OUTPUTS
+    gated = weights.gate_up.num_outputs // 2
     key, gate = (hidden, num_kv_heads * head_dim), (hidden, gated)
     num_gated = weights.down.num_inputs
     return ((hidden, attended), key, key, (attended, hidden), gate, gate, (num_gated, hidden))

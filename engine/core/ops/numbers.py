@@ -1,11 +1,25 @@
 """Weights as whole numbers: codes, each part of which has a scale of its own, or more than that."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from torch import Tensor
 
 ZEROS: Mapping[int, int] = {4: 8, 6: 32, 8: 128}  # bits → the code that stands for 0
+
+
+class NumberKind(NamedTuple):
+    """As what weights that are numbers can be packed."""
+
+    bits: int  # 4, 6 or 8
+    part_inputs: int  # 16 or 32
+    has_least: bool
+
+
+def widest_of(kinds: Iterable[NumberKind]) -> NumberKind:
+    """The kind as which weights of all these can be packed."""
+    bits, part_inputs, has_least = zip(*kinds, strict=True)
+    return NumberKind(max(bits), min(part_inputs), any(has_least))
 
 
 class Numbers(NamedTuple):
@@ -19,6 +33,10 @@ class Numbers(NamedTuple):
     least: Tensor | None  # [outputs, parts] float16
     bits: int  # 4, 6 or 8
     part_inputs: int  # 16 or 32: of the last part the rest
+
+    @property
+    def kind(self) -> NumberKind:
+        return NumberKind(self.bits, self.part_inputs, self.least is not None)
 
     def in_bits(self, bits: int) -> "Numbers":
         """The same in so many bits, which are no fewer."""
@@ -48,11 +66,10 @@ class Numbers(NamedTuple):
 
 def join(numbers: Sequence[Numbers], join_rows: Callable[[Sequence[Tensor]], Tensor]) -> Numbers:
     """Several weights of the same inputs as one; `join_rows` puts their outputs in order."""
-    part_inputs = min(each.part_inputs for each in numbers)
-    bits = max(each.bits for each in numbers)
+    bits, part_inputs, has_least = widest_of(each.kind for each in numbers)
     alike = [each.in_parts_of(part_inputs) for each in numbers]
     least = None
-    if any(each.least is not None for each in numbers):
+    if has_least:
         alike = [each.with_least() for each in alike]
         least = join_rows([each.least for each in alike if each.least is not None])
     alike = [each.in_bits(bits) for each in alike]

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from engine.core.ops import four_bits, words
-from engine.core.ops.numbers import ZEROS, Numbers
+from engine.core.ops.numbers import ZEROS, NumberKind, Numbers
 from engine.core.tensors import huge_pages
 
 PANEL_OUTPUTS = 16
@@ -73,6 +73,15 @@ class PackedWeight:
                 (num_layers, num_panels, num_groups, PANEL_OUTPUTS), torch.float32
             )
         return cls(huge_pages.zeros(shape, DTYPES[format]), scales)
+
+    @classmethod
+    def of_numbers(
+        cls, num_layers: int, num_outputs: int, num_inputs: int, kind: NumberKind
+    ) -> "PackedWeight":
+        """Room for weights that are numbers of this kind, or of narrower ones."""
+        bits, part_inputs, has_least = kind
+        sizes = num_layers, num_outputs, num_inputs
+        return cls.allocate(*sizes, PARTS[bits], part_inputs, has_least=has_least)
 
     @property
     def format(self) -> str:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from engine.core.models.gguf.headers import GgufTensor
 from engine.core.models.gguf.weights import Bytes, read_slabs, row_order
-from engine.core.ops.numbers import ZEROS, Numbers
+from engine.core.ops.numbers import ZEROS, NumberKind, Numbers
 from engine.errors import UnsupportedModelError
 
 IQ4 = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
@@ -194,17 +194,8 @@ _TYPES = {
     "MXFP4": _NumberType(6, 32, _mxfp4, zero=_MIDDLE),
 }
 
-
-class NumberForm(NamedTuple):
-    """As what a type is packed."""
-
-    bits: int
-    part_inputs: int
-    has_least: bool
-
-
-NUMBER_TYPES: Mapping[str, NumberForm] = {
-    name: NumberForm(type_.bits, type_.part_inputs, type_.has_least)
+NUMBER_TYPES: Mapping[str, NumberKind] = {
+    name: NumberKind(type_.bits, type_.part_inputs, type_.has_least)
     for name, type_ in _TYPES.items()
 }
 

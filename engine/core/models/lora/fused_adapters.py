@@ -20,7 +20,7 @@ class FusedAdapters:
     """
 
     def __init__(self, decoder: FusedDecoder, num_gated: int, layers: str) -> None:
-        shape, is_float = decoder.shape, decoder.weights.qkv.panels.dtype == torch.float32
+        shape, is_float = decoder.shape, decoder.weights.qkv.formats == ("float32",)
         self._format = "float32" if is_float else "bfloat16"  # as precise as the model at least
         self._num_layers = shape.num_layers
         self._sizes = module_sizes(

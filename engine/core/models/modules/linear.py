@@ -18,7 +18,8 @@ from transformers.pytorch_utils import Conv1D
 
 from engine.core.models.stored_weights import JoinedNumbers, StoredNumbers, numbers_of
 from engine.core.ops.library import Linear, Ops
-from engine.core.ops.packing import INTERLEAVED, PARTS, PackedWeight, unpack
+from engine.core.ops.numbers import widest_of
+from engine.core.ops.packing import INTERLEAVED, PackedWeight, unpack
 
 logger = logging.getLogger(__name__)
 
@@ -134,14 +135,8 @@ class PackedLinear(nn.Module):
 def pack_numbers(weights: Sequence[StoredNumbers | JoinedNumbers]) -> PackedWeight:
     """Weights of one shape, read from their files. Raises `UnsupportedModelError`."""
     num_outputs, num_inputs = weights[0].shape
-    packed = PackedWeight.allocate(
-        len(weights),
-        num_outputs,
-        num_inputs,
-        PARTS[max(weight.bits for weight in weights)],
-        min(weight.part_inputs for weight in weights),
-        has_least=any(weight.has_least for weight in weights),
-    )
+    kind = widest_of(weight.kind for weight in weights)
+    packed = PackedWeight.of_numbers(len(weights), num_outputs, num_inputs, kind)
     for layer, weight in enumerate(weights):
         packed.fill_numbers(layer, weight.read())
     return packed

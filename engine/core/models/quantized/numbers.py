@@ -1,6 +1,6 @@
 """Quantized weights as `Numbers`: the codes that lie in the file, for kernels that take such."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -8,7 +8,7 @@ from torch import Tensor
 from engine.core.models.quantized.floats import E2M1, EXPONENT_OF_ONE
 from engine.core.models.quantized.integers import integer_form, read_integer_numbers
 from engine.core.models.quantized.parts import look_up, read_part
-from engine.core.ops.numbers import ZEROS, Numbers
+from engine.core.ops.numbers import ZEROS, NumberKind, Numbers
 from engine.folder.quantized.layouts import Integers, Mxfp4, QuantizedTensor
 from engine.folder.weight_headers import StoredTensor
 
@@ -16,15 +16,6 @@ MXFP4_BITS = 6  # of its numbers, doubled: from -12 to 12
 MXFP4_INPUTS = 32
 SMALLEST, LARGEST = -24, 15  # powers of two that float16 has
 ABSOLUTE = 0x77  # of two values in a byte all but their signs
-
-
-@dataclass(frozen=True, slots=True)
-class NumberKind:
-    """As what a weight can be packed."""
-
-    bits: int
-    part_inputs: int
-    has_least: bool
 
 
 def number_kind(tensor: QuantizedTensor) -> NumberKind | None:

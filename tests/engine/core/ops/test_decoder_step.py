@@ -16,6 +16,7 @@ from engine.core.ops.decoder_step import (
     flatten,
 )
 from engine.core.ops.packing import PackedWeight
+from engine.core.ops.stacks import PackedStack, Piece
 from tests.helpers.built_kernels import needs_kernels
 
 OP_NAMES = {
@@ -36,27 +37,38 @@ def packed(name: str) -> PackedWeight:
     return PackedWeight(named(name), named(f"{name}_scales"))
 
 
+def stack(name: str) -> PackedStack:
+    return PackedStack((packed(name),), ((Piece(0, 0, 16),),))
+
+
 @needs_kernels
 def test_the_groups_are_flattened_to_the_order_of_the_schema() -> None:
-    weights = DecoderWeights(
+    decoder = DecoderWeights(
         embeddings=named("embeddings"),
         norms=named("norms"),
         qk_norms=named("qk_norms"),
-        qkv=packed("qkv"),
+        qkv=stack("qkv"),
         qkv_bias=named("qkv_bias"),
-        attention_out=packed("attention_out"),
-        gate_up=packed("gate_up"),
-        down=packed("down"),
+        attention_out=stack("attention_out"),
+        gate_up=stack("gate_up"),
+        down=stack("down"),
         head=packed("head"),
     )
     inputs = StepInput(*map(named, StepInput._fields))
     cache = DecoderCache(*map(named, DecoderCache._fields))
     settings = DecoderSettings(*map(named, DecoderSettings._fields))
-    loaded = LoadedDecoder(weights, named("rotary"), cache, settings)
+    loaded = LoadedDecoder(decoder, named("rotary"), cache, settings)
     assert ops.load_library()
     declared = torch.ops.parley.decoder_step.default._schema.arguments
     names = [argument.name for argument in declared]
     hidden = HiddenRows(*map(named, HiddenRows._fields))
     fields = ("adapter_rows", "adapters", "adapter_targets", "adapter_ranks")
     adapters = StepAdapters(*map(named, fields))
-    assert list(flatten(inputs, loaded, named("logits"), hidden, adapters)) == names
+    flat = list(flatten(inputs, loaded, named("logits"), hidden, adapters))
+    first = names.index("weights")
+    weights, scales, pieces = flat[first : first + 3]
+    stacks = ["qkv", "attention_out", "gate_up", "down"]
+    assert weights == stacks and scales == [f"{name}_scales" for name in stacks]
+    assert pieces.tolist() == [[place, 0, place, 0, 16] for place in range(4)]
+    flat[first : first + 3] = names[first : first + 3]
+    assert flat == names

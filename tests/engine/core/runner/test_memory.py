@@ -112,7 +112,8 @@ def tensors_of(sleeper: Sleeper) -> Iterator[Tensor]:
             yield buffer
     if loaded.fused is not None:
         assert loaded.fused.loaded is not None  # type: ignore[union-attr]  # it is the CPU's
-        yield from (part for part in loaded.fused.loaded.tensors if part is not None)  # type: ignore[union-attr]
+        for part in loaded.fused.loaded.tensors:  # type: ignore[union-attr]
+            yield from part if isinstance(part, list) else () if part is None else (part,)
 
 
 @needs_kernels

@@ -14,6 +14,7 @@ from engine.core.models.fused.decoder import FusedDecoder
 from engine.core.models.gguf import weights as reading
 from engine.core.models.stored_weights import read_or_find_weights
 from engine.core.ops.packing import PackedWeight
+from engine.core.ops.stacks import PackedStack
 from engine.folder.gguf.derived import derive_folder
 from tests.engine.core.runner.test_model_runner import few_bit_logits
 from tests.engine.helpers.gguf.gguf_files import rounded_checkpoint, write_gguf
@@ -37,7 +38,7 @@ def fused(engine: SteppedEngine) -> FusedDecoder:
     return decoder
 
 
-def of_layer(packed: PackedWeight, layer: int, like: Tensor) -> Tensor:
+def of_layer(packed: PackedWeight | PackedStack, layer: int, like: Tensor) -> Tensor:
     return packed.unpack(layer)[: like.shape[0], : like.shape[1]]
 
 
@@ -57,8 +58,8 @@ def test_packed_weights_are_the_numbers_of_the_file(
         rounded_checkpoint(checkpoint(family), tmp_path / "rounded", kind) / "model.safetensors"
     )
     weights = fused(engine).weights
-    for packed in (weights.qkv, weights.attention_out, weights.gate_up, weights.down, weights.head):
-        assert packed.format == format
+    assert {kind for stack in weights.stacks for kind in stack.formats} == {format}
+    assert weights.head.format == format
     for layer in range(fused(engine).shape.num_layers):
         attention = f"model.layers.{layer}.self_attn"
         qkv = torch.cat([rounded[f"{attention}.{name}_proj.weight"] for name in "qkv"])
@@ -123,6 +124,11 @@ def test_embeddings_that_are_floats_in_the_file_are_floats(
     assert torch.equal(weights.embeddings, table.to(weights.embeddings.dtype))
 
 
+def formats_of(stack: PackedStack) -> list[list[str]]:
+    """Of the pieces of each layer."""
+    return [[stack.formats[piece.kind] for piece in layer] for layer in stack.layers]
+
+
 def assert_same(found: Tensor, expected: Tensor) -> None:
     """But for products with scales, which are rounded to float32 here and there."""
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
@@ -148,24 +154,24 @@ def test_answers_are_those_of_the_reference_with_the_same_numbers(
 def test_a_file_of_several_types_has_each_weight_in_as_many_bits_as_it_needs(
     checkpoint: Folders, tmp_path: Path
 ) -> None:
-    others = {"v_proj": "Q8_0", "down_proj": "Q5_1", "lm_head": "F16"}
+    others = {
+        "v_proj": "Q8_0",
+        "layers.0.mlp.down_proj": "Q5_1",
+        "layers.2.self_attn.v_proj": "Q4_0",
+        "layers.2.mlp.down_proj": "F16",
+        "lm_head": "F16",
+    }
     original = checkpoint("llama")
     engine = start(write_gguf(original, tmp_path / "tiny.gguf", "Q4_0", others=others))
     weights = fused(engine).weights
-    formats = {
-        "qkv": weights.qkv.format,
-        "attention_out": weights.attention_out.format,
-        "gate_up": weights.gate_up.format,
-        "down": weights.down.format,
-        "head": weights.head.format,
-    }
-    assert formats == {
-        "qkv": EIGHT,
-        "attention_out": FOUR,
-        "gate_up": FOUR,
-        "down": SIX,
-        "head": str(engine.runner.loaded.dtype).removeprefix("torch."),
-    }
+    floats = str(engine.runner.loaded.dtype).removeprefix("torch.")
+    assert [formats_of(stack) for stack in weights.stacks] == [
+        [[FOUR, EIGHT], [FOUR, EIGHT], [FOUR]],
+        [[FOUR]] * 3,
+        [[FOUR]] * 3,
+        [[SIX], [FOUR], [floats]],
+    ]
+    assert weights.head.format == floats
     rounded = {
         kind: load_file(rounded_checkpoint(original, tmp_path / kind, kind) / "model.safetensors")
         for kind in ("Q4_0", "Q8_0")
@@ -182,4 +188,4 @@ def test_who_names_a_dtype_or_a_quantization_gets_that(checkpoint: Folders, tmp_
         ({"dtype": "bfloat16"}, "bfloat16"),
         ({"quantization": "int8"}, "int8"),
     ):
-        assert fused(start(file, **settings)).weights.down.format == format
+        assert fused(start(file, **settings)).weights.down.formats == (format,)

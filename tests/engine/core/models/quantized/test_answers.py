@@ -13,7 +13,7 @@ from engine.core.models.checkpoint import check_folder
 from engine.core.models.fused.decoder import FusedDecoder
 from engine.core.models.fused.plain_config import read_plain_config
 from engine.core.models.modules.linear import PackedLinear
-from engine.core.ops.packing import PackedWeight
+from engine.core.ops.stacks import PackedStack
 from tests.engine.core.runner.test_model_runner import few_bit_logits
 from tests.engine.helpers import greedy_oracle
 from tests.engine.helpers.greedy_oracle import (
@@ -112,7 +112,7 @@ def test_other_families_compute_with_what_codes_stand_for(
     check_equal(folders, dtype="float32")
 
 
-def of_layer(packed: PackedWeight, layer: int, like: Tensor) -> Tensor:
+def of_layer(packed: PackedStack, layer: int, like: Tensor) -> Tensor:
     return packed.unpack(layer)[: like.shape[0], : like.shape[1]]
 
 
@@ -133,10 +133,10 @@ def test_packed_weights_are_the_numbers_of_the_file(
             (weights.attention_out, out),
             (weights.down, down),
         ):
-            assert packed.format == PACKED[name]
+            assert packed.formats == (PACKED[name],)
             difference = (of_layer(packed, layer, expected) - expected).abs().max()
             assert difference < MAX_SHARE * expected.abs().max()
-    assert weights.gate_up.format == PACKED[name]
+    assert weights.gate_up.formats == (PACKED[name],)
     assert weights.head.format not in (FOUR, EIGHT)  # which nobody has quantized
 
     engine.add("0", PROMPT, max_tokens=20)
@@ -255,7 +255,7 @@ def test_who_names_a_dtype_or_a_quantization_gets_that(
     name: str, settings: dict[str, Any], format: str, checkpoint: Folders, tmp_path: Path
 ) -> None:
     published, _ = write(checkpoint("llama"), tmp_path, FORMATS[name])
-    assert fused(SteppedEngine(published, **settings)).weights.down.format == format
+    assert fused(SteppedEngine(published, **settings)).weights.down.formats == (format,)
 
 
 def test_parts_of_a_weight_may_lie_in_several_files(checkpoint: Folders, tmp_path: Path) -> None:

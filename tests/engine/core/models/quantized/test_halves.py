@@ -98,8 +98,7 @@ def test_numbers_of_a_half_stay_numbers_in_the_fused_decoder(is_old: bool, tmp_p
     fused = SteppedEngine(published).runner.loaded.fused
     assert isinstance(fused, FusedDecoder)
     weights = fused.weights
-    stacks = (weights.qkv, weights.attention_out, weights.gate_up, weights.down)
-    assert [stack.format for stack in stacks] == ["int4"] * 4
+    assert [stack.formats for stack in weights.stacks] == [("int4",)] * 4
     expected = load_file(floats / WEIGHTS)["model.layers.1.mlp.down_proj.weight"]
     found = weights.down.unpack(1)[: expected.shape[0], : expected.shape[1]]
     assert (found - expected).abs().max() < 1e-3 * expected.abs().max()

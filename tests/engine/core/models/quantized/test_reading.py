@@ -8,7 +8,8 @@ import torch
 from safetensors.torch import save_file
 
 from engine.core.models.quantized.floats import read_floats
-from engine.core.models.quantized.numbers import NumberKind, matrices, number_kind, read_numbers
+from engine.core.models.quantized.numbers import matrices, number_kind, read_numbers
+from engine.core.ops.numbers import NumberKind
 from engine.folder.quantized.layouts import QuantizedTensor
 from engine.folder.quantized.methods import find_quantized
 from engine.folder.weight_headers import read_headers
