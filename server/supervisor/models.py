@@ -9,16 +9,16 @@ the supervisor's own thread, which calls `watch` whenever `wake` was called or s
 import threading
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
 from functools import partial
 
-import msgspec
 import structlog
 
-from server.config.models import ModelFacts, ModelSource, ModelState, ModelStatus, discreet, gb
+from server.config.models import ModelState, ModelStatus, discreet, gb
 from server.config.settings import Settings
 from server.engines.kinds import EngineKind
 from server.engines.managed import EngineSetupError, ManagedEngine
+from server.supervisor.kept_model import KeptModel
+from server.supervisor.model_room import ModelRoom
 
 logger = structlog.get_logger("server")
 
@@ -27,30 +27,6 @@ logger = structlog.get_logger("server")
 GRACE_SECONDS = 0.5
 PROGRESS_STEP = 0.02  # between two words of how far a loading is
 LOG_PROGRESS_SECONDS = 10.0  # between two lines of the log on it
-
-
-@dataclass(eq=False)
-class KeptModel:
-    """One model, and who uses it."""
-
-    source: ModelSource
-    status: ModelStatus
-    engine: ManagedEngine | None = None  # once its files are known
-    users: set[str] = field(default_factory=set)  # workers
-    used_at: float = 0.0  # by the monotonic clock: when it was loaded, or used last
-    is_leaving: bool = False  # an administrator wants it to go as soon as nobody uses it
-    is_wanted: bool = False  # it was asked for while it went
-    goes_at: float | None = None  # the end of its grace
-    logged_at: float = 0.0
-    thread: threading.Thread | None = None
-    outcome: ManagedEngine | str | None = None  # of a preparation; a text says why it failed
-    lock: threading.Lock = field(default_factory=threading.Lock)  # held by a preparation
-    fetched: float | None = None  # the share of its files that has come
-    has_ended: bool = False  # its process, at the end of an unloading
-
-    @property
-    def is_idle(self) -> bool:
-        return self.status.state is ModelState.LOADED and not self.users
 
 
 class ModelKeepers:
@@ -69,15 +45,16 @@ class ModelKeepers:
         self._settings = settings
         self._kind = kind
         self._wake = wake
-        self._on_change = on_change
         self._now = now
         self._models: dict[str, KeptModel] = {}
         for source in settings.models:
             name = kind.name_of(source)
             if name in self._models:
                 raise EngineSetupError(f"two models have the name {name}: give one as NAME={name}")
-            self._models[name] = KeptModel(source, ModelStatus(name=name, kind=kind_name))
+            status = ModelStatus(name=name, kind=kind_name)
+            self._models[name] = KeptModel(source, status, on_change)
         self._default = next(iter(self._models.values()))
+        self._room = ModelRoom(self._models.values(), partial(kind.free_bytes, settings))
 
     @property
     def are_many(self) -> bool:
@@ -98,6 +75,10 @@ class ModelKeepers:
         """Whether files of a model are found or fetched."""
         return any(model.lock.locked() for model in self._models.values())
 
+    def free_bytes(self) -> int | None:
+        """Memory for further models."""
+        return self._room.free_bytes()
+
     @property
     def due(self) -> float | None:
         """When `watch` has something to do (`time.monotonic()`)."""
@@ -117,7 +98,7 @@ class ModelKeepers:
     def start_default(self) -> None:
         """Begin to load it."""
         model = self._default
-        self._set(model, state=ModelState.LOADING, attempt=1, stage="loading", progress=0.0)
+        model.enter(ModelState.LOADING, attempt=1, stage="loading", progress=0.0)
         assert model.engine is not None
         model.engine.start()
 
@@ -213,8 +194,8 @@ class ModelKeepers:
 
     def _begin(self, model: KeptModel) -> None:
         attempt = model.status.attempt + 1
-        self._set(model, state=ModelState.LOADING, attempt=attempt, stage="preparing")
-        logger.info("model asked for", model=model.status.name)
+        model.enter(ModelState.LOADING, attempt=attempt, stage="preparing")
+        logger.info("model asked for", model=model.name)
         if model.engine is not None and not model.engine.is_current:
             model.engine.stop()  # workers and forecast know other files: from the files on
             model.engine = None
@@ -239,12 +220,12 @@ class ModelKeepers:
                 model.source,
                 self._wake,
                 partial(self._note_fetched, model),
-                self._most_free_bytes,
+                self._room.most_free_bytes,
             )
         except EngineSetupError as error:
             return str(error)
         except Exception as error:
-            logger.exception("model cannot be prepared", model=model.status.name)
+            logger.exception("model cannot be prepared", model=model.name)
             return f"it cannot be prepared: {type(error).__name__}"
 
     def _note_fetched(self, model: KeptModel, share: float) -> None:
@@ -256,11 +237,11 @@ class ModelKeepers:
     def _show_fetched(self, model: KeptModel) -> None:
         if model.fetched is None or model.fetched == model.status.progress:
             return
-        self._change(model, progress=model.fetched)
+        model.change(progress=model.fetched)
         if self._now() - model.logged_at >= LOG_PROGRESS_SECONDS:
             model.logged_at = self._now()
             percent = round(100 * model.fetched)
-            logger.info("model is downloaded", model=model.status.name, percent=percent)
+            logger.info("model is downloaded", model=model.name, percent=percent)
 
     def _take_outcome(self, model: KeptModel) -> None:
         outcome, model.outcome, model.thread, model.fetched = model.outcome, None, None, None
@@ -272,71 +253,30 @@ class ModelKeepers:
     def _know(self, model: KeptModel, engine: ManagedEngine) -> None:
         model.engine = engine
         options = dict(engine.connect_options)
-        self._change(model, facts=engine.facts, options=options)
+        model.change(facts=engine.facts, options=options)
 
     def _start_if_it_fits(self, model: KeptModel) -> None:
         """Start its process, when there is room: others that nobody uses go for it."""
         engine = model.engine
         assert engine is not None
-        needs, free = engine.facts.needs_bytes, self.free_bytes()
+        needs, free = engine.facts.needs_bytes, self._room.free_bytes()
         if needs is None or free is None or needs <= free or not self.are_many:
             fields = {} if needs is None or free is None else {"needs": gb(needs), "free": gb(free)}
-            logger.info("loading the model", model=model.status.name, **fields)
+            logger.info("loading the model", model=model.name, **fields)
             model.logged_at = self._now()
-            self._change(model, stage="loading", progress=0.0)
+            model.change(stage="loading", progress=0.0)
             engine.start()
             return
         if any(other.status.state is ModelState.UNLOADING for other in self._models.values()):
             return  # it is looked at again when that has gone
-        for other in self._that_make_room(needs - free):
-            logger.info("model goes for another", model=other.status.name, other=model.status.name)
+        for other in self._room.that_make_room(needs - free):
+            logger.info("model goes for another", model=other.name, other=model.name)
             self._unload(other)
         if not any(other.goes_at is not None for other in self._models.values()):
-            self._fail(model, self._misfit(engine.facts, needs, free))
-
-    def _that_make_room(self, num_bytes: int) -> list[KeptModel]:
-        """The idle models that have to go for so much memory, the longest unused one first."""
-        idle = sorted(
-            (model for model in self._models.values() if model.is_idle),
-            key=lambda model: model.used_at,
-        )
-        chosen: list[KeptModel] = []
-        for model in idle:
-            if num_bytes <= 0:
-                break
-            chosen.append(model)
-            num_bytes -= _promised(model)
-        return chosen if num_bytes <= 0 else []
-
-    def free_bytes(self) -> int | None:
-        """Memory for further models: what is free, without what those that are here still take."""
-        free = self._kind.free_bytes(self._settings)
-        if free is None:
-            return None
-        here = (ModelState.LOADED, ModelState.UNLOADING)
-        for model in self._models.values():
-            is_here = model.status.state in here or model.status.stage == "loading"
-            if is_here and model.engine is not None:
-                free -= max(0, _promised(model) - model.engine.taken_bytes)
-        return max(0, free)
-
-    def _most_free_bytes(self) -> int | None:
-        """If all that are loaded went, as they may until a download has come. In any thread."""
-        free = self._kind.free_bytes(self._settings)
-        engines = [engine for model in self._models.values() if (engine := model.engine)]
-        return None if free is None else free + sum(engine.taken_bytes for engine in engines)
-
-    def _misfit(self, facts: ModelFacts, needs: int, free: int) -> str:
-        here = (ModelState.LOADED, ModelState.UNLOADING)
-        used = [m.status.name for m in self._models.values() if m.users and m.status.state in here]
-        verb = "is" if len(used) == 1 else "are"
-        others = f" while {', '.join(used)} {verb} in use" if used else ""
-        ways = [way for way, num_bytes in facts.smaller.items() if num_bytes <= free]
-        hint = f": try {ways[0]}" if ways else ""
-        return f"it needs {gb(needs)} of memory, {gb(free)} are free{others}{hint}"
+            self._fail(model, self._room.misfit(engine.facts, needs, free))
 
     def _watch_loading(self, model: KeptModel) -> None:
-        engine, name = model.engine, model.status.name
+        engine, name = model.engine, model.name
         assert engine is not None
         if engine.is_starting:
             self._show_progress(model, engine)
@@ -348,7 +288,7 @@ class ModelKeepers:
             return
         model.used_at = self._now()
         memory = engine.memory_bytes
-        self._set(model, state=ModelState.LOADED, memory_bytes=memory)
+        model.enter(ModelState.LOADED, memory_bytes=memory)
         if self.are_many:
             logger.info("model is loaded", model=name, **({"memory": gb(memory)} if memory else {}))
 
@@ -359,19 +299,19 @@ class ModelKeepers:
             return
         progress = min(engine.taken_bytes / needs, 0.99)
         if progress - (model.status.progress or 0.0) >= PROGRESS_STEP:
-            self._change(model, progress=progress)
+            model.change(progress=progress)
         if self._now() - model.logged_at >= LOG_PROGRESS_SECONDS:
             model.logged_at = self._now()
-            logger.info("model loads", model=model.status.name, percent=round(100 * progress))
+            logger.info("model loads", model=model.name, percent=round(100 * progress))
 
     def _fail(self, model: KeptModel, problem: str) -> None:
         """The others serve on. The next question tries again, from the files on."""
-        logger.error("model cannot be loaded", model=model.status.name, error=problem)
+        logger.error("model cannot be loaded", model=model.name, error=problem)
         engine, model.engine = model.engine, None
         if engine is not None:
             engine.stop()
         model.is_leaving = False
-        self._set(model, state=ModelState.FAILED, problem=discreet(problem))
+        model.enter(ModelState.FAILED, problem=discreet(problem))
 
     # ---- loaded ---------------------------------------------------------------------------------
 
@@ -395,12 +335,12 @@ class ModelKeepers:
 
     def _unload(self, model: KeptModel) -> None:
         model.goes_at = self._now() + GRACE_SECONDS
-        self._set(model, state=ModelState.UNLOADING, memory_bytes=model.status.memory_bytes)
+        model.enter(ModelState.UNLOADING, memory_bytes=model.status.memory_bytes)
 
     def _stay(self, model: KeptModel) -> None:
         model.goes_at = None
         model.used_at = self._now()
-        self._set(model, state=ModelState.LOADED, memory_bytes=model.status.memory_bytes)
+        model.enter(ModelState.LOADED, memory_bytes=model.status.memory_bytes)
 
     def _let_go_if_due(self, model: KeptModel) -> None:
         engine = model.engine
@@ -420,28 +360,8 @@ class ModelKeepers:
 
     def _end_unloading(self, model: KeptModel) -> None:
         model.has_ended, model.thread = False, None
-        logger.info("model is not loaded any more", model=model.status.name)
-        self._set(model, state=ModelState.NOT_LOADED)
+        logger.info("model is not loaded any more", model=model.name)
+        model.enter(ModelState.NOT_LOADED)
         if model.is_wanted:
             model.is_wanted = False
             self._begin(model)
-
-    # ---- statuses -------------------------------------------------------------------------------
-
-    def _set(self, model: KeptModel, **fields: object) -> None:
-        """Another state: what belongs to the one before is gone, but for what the files say."""
-        kept = {"facts": model.status.facts, "options": model.status.options}
-        attempt = model.status.attempt
-        plain = ModelStatus(name=model.status.name, kind=model.status.kind, attempt=attempt)
-        model.status = msgspec.structs.replace(plain, **{**kept, **fields})
-        self._on_change()
-
-    def _change(self, model: KeptModel, **fields: object) -> None:
-        model.status = msgspec.structs.replace(model.status, **fields)
-        self._on_change()
-
-
-def _promised(model: KeptModel) -> int:
-    """What its process takes when all of its cache is in use."""
-    needs = None if model.engine is None else model.engine.facts.needs_bytes
-    return model.status.memory_bytes or needs or 0
