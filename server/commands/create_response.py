@@ -19,16 +19,9 @@ from msgspec import UnsetType
 from starlette.requests import HTTPConnection
 
 from server.access.rates import budget_entry
+from server.commands.admission import Admission
 from server.commands.reply_target import ReplyTarget, ReplyTargets
-from server.engines.client import (
-    CoreState,
-    EngineDeadError,
-    EngineError,
-    ModelLoadError,
-    RetryableRequestError,
-    ServedModel,
-    ValidationError,
-)
+from server.engines.client import ServedModel, ValidationError
 from server.engines.models import Models
 from server.generation.prompts import Prompt, PromptBuilders
 from server.generation.sampling import effective_settings, offered_tools, structured_outputs
@@ -69,9 +62,7 @@ from sessions.store.store import SessionStore
 logger = structlog.get_logger("server")
 
 MAX_TRIES = 4  # each means that something else began or ended in the session meanwhile
-ENGINE_GRACE_SECONDS = 2.0  # for a worker that has just started to join the core
 TEXT = {"type": "text"}  # the `output` of an answer that may have any form
-CALL_SECONDS = 2.0  # for the supervisor to say whether a model can be loaded; the answer waits then
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +93,7 @@ class ResponseCreator:
         prompts: PromptBuilders,
         replica: str,
         models: Models,
+        admission: Admission,
         refresh_models: Callable[[], Awaitable[None]] | None = None,
         limit: ActiveLimit | None,
         tracing: AnswerTracing | None = None,
@@ -112,11 +104,11 @@ class ResponseCreator:
         self._prompts = prompts
         self._replica = replica
         self._models = models
+        self._admission = admission
         self._refresh_models = refresh_models
         self._limit = limit
         self._tracing = tracing
         self._targets = ReplyTargets(store)
-        self._num_beginning = 0  # admitted, and their runs not started yet
 
     async def create(
         self,
@@ -163,14 +155,14 @@ class ResponseCreator:
                 return replayed, True
         name = self._name(session, wish.frame)
         with self._models.using(name):
-            budget = await self._check_admission(uid, name)
+            budget = await self._admission.check(uid, name)
             if trace is not None:
                 trace.passed("admission")
-            self._num_beginning += 1
+            self._admission.num_beginning += 1
             try:
                 begun = await self._begin(wish, session, budget)
             finally:
-                self._num_beginning -= 1
+                self._admission.num_beginning -= 1
         if budget is not None and not begun[1] and wish.asker is not None:
             wish.asker.outbox.put(RateLimitsUpdated(rate_limits=[budget_entry(budget)]))
         return begun
@@ -275,31 +267,6 @@ class ResponseCreator:
         return await self._prompts.of(name).build(
             uid, session.id, target.leaf, target.text, settings, target.base, target.outputs
         )
-
-    async def _check_admission(self, uid: str, name: str) -> Budget | None:
-        """What is left of the user's tokens, if they are counted. Raises what refuses an answer.
-
-        A model that is not loaded is asked for here; whether there is memory for it is soon known.
-        """
-        if self._runs.draining:
-            raise ApiError("draining", "this worker is restarting; connect again")
-        budget = await self._store.budgets.check(uid)
-        engine = self._models.engine(name)
-        try:
-            if self._models.is_known(name):  # the default one is not loaded for any word
-                await self._models.call(name, CALL_SECONDS)
-            if engine.core_state is CoreState.CONNECTING and self._models.can_prompt(name):
-                # Another worker may have said that all is ready while we were still joining.
-                with contextlib.suppress(TimeoutError):
-                    await engine.wait_ready(ENGINE_GRACE_SECONDS)
-            engine.check_admission(self._num_beginning + 1)
-        except ModelLoadError as error:
-            raise ApiError("model_unavailable", str(error), param="settings.model") from error
-        except (RetryableRequestError, EngineDeadError) as error:
-            raise ApiError("engine_unavailable", "the engine is away; try again shortly") from error
-        except EngineError as error:
-            raise ApiError("queue_full", "too many answers are waiting for the engine") from error
-        return budget
 
     def _name(self, session: Session, frame: CreateResponse) -> str:
         """Of the model that answers: as the frame or the session says, or as the session began."""

@@ -8,6 +8,7 @@ from server.access.rates import ConnectionCounter
 from server.commands.adapters import Adapters
 from server.commands.create_response import ResponseCreator
 from server.commands.queue.queue_changes import QueueChanges
+from server.commands.stateless.answers import StatelessAnswers
 from server.config.limits import Limits
 from server.engines.models import Models
 from server.live.health import Health
@@ -39,4 +40,5 @@ class Services:
     replica: str
     version: str
     models: Models
+    stateless: StatelessAnswers
     adapters: Adapters | None = None  # None: there are to be none

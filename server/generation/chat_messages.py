@@ -82,11 +82,11 @@ def _calls(message: Message, outputs: Message, *, as_text: bool) -> list[dict[st
     answered = {output["call_id"] for output in outputs.outputs or ()}
     return [
         {
-            "id": _short_id(call["call_id"]),
+            "id": short_id(call["call_id"]),
             "type": "function",
             "function": {
                 "name": call["name"],
-                "arguments": call["arguments"] if as_text else _object(call["arguments"]),
+                "arguments": call["arguments"] if as_text else arguments_object(call["arguments"]),
             },
         }
         for call in message.tool_calls or ()
@@ -101,7 +101,7 @@ def _output_messages(message: Message, before: Message | None) -> list[ChatMessa
         {
             "role": "tool",
             "content": output["output"],
-            "tool_call_id": _short_id(output["call_id"]),
+            "tool_call_id": short_id(output["call_id"]),
             "name": names[output["call_id"]],
         }
         for output in message.outputs or ()
@@ -109,12 +109,14 @@ def _output_messages(message: Message, before: Message | None) -> list[ChatMessa
     ]
 
 
-def _object(arguments: str) -> Any:
+def arguments_object(arguments: str) -> Any:
+    """As most templates take them; the text itself, if it is no JSON."""
     try:
         return orjson.loads(arguments)
     except orjson.JSONDecodeError:  # what is JSON to others: a very large number, for instance
         return arguments
 
 
-def _short_id(call_id: str) -> str:
+def short_id(call_id: str) -> str:
+    """As templates take it."""
     return hashlib.sha256(call_id.encode()).hexdigest()[:ID_DIGITS]

@@ -2,6 +2,7 @@
 
 import secrets
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from server.engines.client import (
@@ -45,13 +46,18 @@ def effective_settings(
 
 
 def sampling_params(
-    settings: Mapping[str, Any], max_tokens: int, chat_stop: Sequence[str] = (), begun: str = ""
+    settings: Mapping[str, Any],
+    max_tokens: int,
+    chat_stop: Sequence[str] = (),
+    begun: str = "",
+    more: Mapping[str, Any] = MappingProxyType({}),
 ) -> SamplingParams:
     """Effective settings → the engine's parameters; `max_tokens` is what there is room for.
 
-    `begun` is what the prompt has of the answer already.
+    `begun` is what the prompt has of the answer already, and `more` what no setting says.
     """
     return SamplingParams.from_optional(
+        **more,
         temperature=settings["temperature"],
         top_p=settings["top_p"],
         top_k=settings.get("top_k"),

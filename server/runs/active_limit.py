@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable
 from server.live.hub import Hub
 from server.protocol.errors import ApiError
 from server.protocol.objects import RateLimit
-from server.runs.run import Run
 from sessions.model.errors import NoSlot, StoreUnavailable
 from sessions.store.store import SessionStore
 
@@ -43,11 +42,11 @@ class ActiveLimit:
         with contextlib.suppress(StoreUnavailable):  # then it expires
             await self._store.slots.free(uid, response_id)
 
-    async def renew_forever(self, runs: Callable[[], Iterable[Run]]) -> None:
-        """Keep the slots of the answers that this worker produces."""
+    async def renew_forever(self, slots: Callable[[], Iterable[tuple[str, str]]]) -> None:
+        """Keep the slots of the answers that this worker produces: users and ids."""
         while True:
             await asyncio.sleep(RENEW_SECONDS)
-            renewals = [self._store.slots.renew(run.uid, run.response_id) for run in runs()]
+            renewals = [self._store.slots.renew(uid, answer_id) for uid, answer_id in slots()]
             await asyncio.gather(*renewals, return_exceptions=True)
 
     def entry(self, remaining: int) -> RateLimit:

@@ -6,7 +6,6 @@ its `response.create`; sockets are only viewers, so closing them ends nothing.
 
 import asyncio
 import contextlib
-import hmac
 from collections import defaultdict
 from collections.abc import Callable, Coroutine
 from functools import partial
@@ -18,6 +17,7 @@ from server.config.intervals import Intervals
 from server.config.models import ModelStatus
 from server.engines.client import CoreState, EngineClient, EngineError
 from server.engines.models import Models
+from server.generation.cache_salts import CacheSalts
 from server.generation.prompts import PromptBuilders
 from server.generation.queue_estimate import QueueEstimate
 from server.live.hub import Hub
@@ -67,10 +67,10 @@ class Runs:
         limit: ActiveLimit | None,
         prompts: PromptBuilders,
         has_peers: Callable[[], bool],
-        cache_secret: str,
+        salts: CacheSalts,
         answer_seconds: float,
     ) -> None:
-        self._cache_secret = cache_secret.encode()
+        self._salts = salts
         self._answer_seconds = answer_seconds
         self._appender = appender
         self._store = store
@@ -100,6 +100,10 @@ class Runs:
     def all(self) -> list[Run]:
         """The answers that this worker produces now."""
         return list(self._runs.values())
+
+    def slots(self) -> list[tuple[str, str]]:
+        """User and id of each, which counts among their answers at a time."""
+        return [(run.uid, run.response_id) for run in self._runs.values()]
 
     def leases(self) -> dict[str, int]:
         """Response id → `lease_until` of every own run whose lease is still renewed.
@@ -201,17 +205,10 @@ class Runs:
             intervals=self._intervals,
             has_peers=self._has_peers,
             queue=self._queues[_model_of(run)],
-            cache_salt=self._cache_salt(run.uid),
+            cache_salt=self._salts.of(run.uid),
             max_seconds=self._answer_seconds,
             models=self._models,
         )
-
-    def _cache_salt(self, uid: str) -> str:
-        """Users share no prefix: how soon a first token comes must not say what others asked.
-
-        The engine also shares its time by it, as one salt is one user.
-        """
-        return hmac.digest(self._cache_secret, uid.encode(), "sha256").hex()
 
     def _forget(self, run: Run) -> None:
         self._runs.pop(run.response_id, None)

@@ -146,12 +146,13 @@ class Worker:
         if self._adapters is not None:
             background.spawn(self._adapters.watch_forever())
         if limit is not None:
-            background.spawn(limit.renew_forever(self.runs.all))
+            background.spawn(limit.renew_forever(self._slots))
         try:
             yield
         finally:
             await background.close()
             await self.runs.close()
+            await self.services.stateless.close()
             await self.hub.close()
             await feed.close()
             await self.store.close()
@@ -159,6 +160,9 @@ class Worker:
     def _on_refused(self, error: StoreRefused) -> None:
         self.refusal = error
         self.stop_asked.set()
+
+    def _slots(self) -> list[tuple[str, str]]:
+        return [*self.runs.slots(), *self.services.stateless.slots()]
 
     def _figures(self) -> Figures:
         """What this worker says of itself in its sign of life."""
@@ -195,7 +199,8 @@ class Worker:
         await self._tell_peers()
         wait_ms = random.randint(100, 2000)
         self.hub.broadcast(ConnectionDraining(reconnect_after_ms=wait_ms))
-        await first_of(self.runs.wait_idle(seconds), hurry.wait())
+        await first_of(self._wait_idle(seconds), hurry.wait())
+        self.services.stateless.end_all()
         await self._tell_peers()
         await self.runs.leave(self.peers.successor, or_nobody=is_crash)
         with contextlib.suppress(StoreUnavailable):
@@ -207,6 +212,11 @@ class Worker:
             if not self.connections and not self.streams:
                 return
             await asyncio.sleep(0.05)
+
+    async def _wait_idle(self, seconds: float) -> None:
+        await asyncio.gather(
+            self.runs.wait_idle(seconds), self.services.stateless.wait_idle(seconds)
+        )
 
     async def _tell_peers(self) -> None:
         """That this worker leaves; and hear who does not."""

@@ -15,12 +15,15 @@ from server.access.auth import Authenticator, Origins
 from server.access.identities import BUILT_IN, Identities
 from server.access.rates import ConnectionCounter
 from server.commands.adapters import Adapters
+from server.commands.admission import Admission
 from server.commands.create_response import ResponseCreator
 from server.commands.queue.queue_changes import QueueChanges
 from server.commands.queue.queue_runner import QueueRunner
 from server.commands.services import Services
+from server.commands.stateless.answers import StatelessAnswers
 from server.config.worker import WorkerConfig
 from server.engines.models import Models
+from server.generation.cache_salts import CacheSalts
 from server.generation.prompts import PromptBuilders
 from server.live.health import Health
 from server.live.hub import Hub
@@ -84,6 +87,7 @@ class Answers:
     runs: Runs
     abandonment: Abandonment
     creator: ResponseCreator
+    stateless: StatelessAnswers
     takeover: Takeover
     queue_runner: QueueRunner
 
@@ -168,7 +172,7 @@ def build_answers(given: Given, live: Live, peers: Peers, adapters: Adapters | N
     settings = config.settings
     max_active = settings.limits.max_active_responses_per_user
     limit = ActiveLimit(store, hub, max_active) if max_active else None
-    prompts = PromptBuilders(store.messages, given.models)
+    prompts, salts = PromptBuilders(store.messages, given.models), CacheSalts(config.token)
     appender = Appender(
         store.appends, renewal_seconds=settings.intervals.renewal, listener=live.feed
     )
@@ -182,9 +186,10 @@ def build_answers(given: Given, live: Live, peers: Peers, adapters: Adapters | N
         metrics=given.metrics,
         intervals=settings.intervals,
         has_peers=peers.are_known,
-        cache_secret=config.token,
+        salts=salts,
         answer_seconds=settings.limits.answer_seconds,
     )
+    admission = Admission(store, runs, given.models)
     creator = ResponseCreator(
         store=store,
         hub=hub,
@@ -192,15 +197,20 @@ def build_answers(given: Given, live: Live, peers: Peers, adapters: Adapters | N
         prompts=prompts,
         replica=config.replica,
         models=given.models,
+        admission=admission,
         refresh_models=None if adapters is None else adapters.refresh,
         limit=limit,
         tracing=given.tracing,
+    )
+    stateless = StatelessAnswers(
+        store, given.models, admission, salts, limit, settings.limits.answer_seconds
     )
     takeover = build_takeover(given, hub, peers, runs, adapters)
     queue_runner = QueueRunner(
         store=store, runs=runs, creator=creator, intervals=settings.intervals
     )
-    return Answers(limit, runs, Abandonment(store, hub, runs), creator, takeover, queue_runner)
+    abandonment = Abandonment(store, hub, runs)
+    return Answers(limit, runs, abandonment, creator, stateless, takeover, queue_runner)
 
 
 def build_takeover(
@@ -269,5 +279,6 @@ def build_services(
         replica=config.replica,
         version=__version__,
         models=given.models,
+        stateless=answers.stateless,
         adapters=adapters,
     )

@@ -11,6 +11,7 @@ from server.api.admin.sessions import AdminSessionOperations
 from server.api.admin.users import AdminUserOperations
 from server.api.admin.workers import AdminReplicaOperations
 from server.api.login.operations import LoginOperations
+from server.api.openai.chat import ChatCompletions
 from server.api.rest.copies import CopyOperations
 from server.api.rest.messages import MessageOperations
 from server.api.rest.openapi import openapi
@@ -39,6 +40,7 @@ def operations(context: ApiContext) -> list[Operation]:
         *QueueOperations(context).operations(),
         *CopyOperations(context).operations(),
         *ShareOperations(context).operations(),
+        *ChatCompletions(context).operations(),
         *admin_operations(context.services),
     ]
     return listed

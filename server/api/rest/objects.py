@@ -91,6 +91,8 @@ class Model(Struct, frozen=True, omit_defaults=True):
 
     id: str
     object: Literal["model"]
+    created: Annotated[int, Meta(ge=0)]
+    owned_by: str
     max_model_len: Annotated[int, Meta(ge=1)] | None = None
     parent: str | None = None
     state: Literal["not_loaded", "loading", "loaded", "unloading", "failed"] | None = None

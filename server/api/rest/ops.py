@@ -1,15 +1,18 @@
 """What tools ask: is the worker alive and ready, what does it measure, what does it serve."""
 
 import contextlib
+import time
 from collections.abc import Callable
 from functools import cache
+from typing import Any
 
 from starlette.responses import Response
 
-from server.api.rest.objects import Alive, Document, ModelList, Version
+from server.api.rest.objects import Alive, Document, Model, ModelList, Version
 from server.api.rest.operation import Access, ApiContext, Call, Operation, json_response
 from server.config.models import shown
 from server.engines.models import Models
+from server.protocol.errors import ApiError
 from server.protocol.schemas import asyncapi
 from sessions.model.errors import StoreUnavailable
 
@@ -21,6 +24,7 @@ class Ops:
         self._document = cache(document)
         self._services = context.services
         self._health = context.health
+        self._started_at = int(time.time())  # nobody knows when its models were made
 
     def operations(self) -> list[Operation]:
         return [
@@ -61,8 +65,16 @@ class Ops:
                 path="/v1/models",
                 access=Access.USER,
                 endpoint=self.models,
-                summary="The model of this server, and what loaded adapters make of it",
+                summary="The models of this server, and what loaded adapters make of them",
                 answers={200: ModelList},
+            ),
+            Operation(
+                method="GET",
+                path="/v1/models/{model}",
+                access=Access.USER,
+                endpoint=self.model,
+                summary="One of them",
+                answers={200: Model},
             ),
             Operation(
                 method="GET",
@@ -107,12 +119,24 @@ class Ops:
         return json_response({"version": self._services.version})
 
     async def models(self, call: Call) -> Response:
+        return json_response({"object": "list", "data": await self._listed()})
+
+    async def model(self, call: Call) -> Response:
+        """Raises `ApiError` for one that is not served."""
+        name = call.path("model")
+        for model in await self._listed():
+            if model["id"] == name:
+                return json_response(model)
+        raise ApiError("model_not_found", "this server does not have that model", param="model")
+
+    async def _listed(self) -> list[dict[str, Any]]:
         models, adapters = self._services.models, self._services.adapters
         if adapters is not None:
             with contextlib.suppress(StoreUnavailable):  # what is known stays known
                 await adapters.refresh()
+        known = {"object": "model", "created": self._started_at, "owned_by": "parley"}
         listed = [
-            {"id": status.name, "object": "model", **_length(models, status.name), **shown(status)}
+            {"id": status.name, **known, **_length(models, status.name), **shown(status)}
             for status in models.statuses
         ]
         base = models.default.name
@@ -121,7 +145,7 @@ class Ops:
             for model in models.served.values()
             if model.lora_request is not None
         ]
-        return json_response({"object": "list", "data": listed})
+        return listed
 
     async def openapi(self, call: Call) -> Response:
         return json_response(self._document())

@@ -69,12 +69,14 @@ def test_every_operation_of_users_has_an_example() -> None:
 async def test_every_example_answers_as_it_says(server: Server) -> None:
     known: dict[str, str] = {"origin": server.url}
     async with Http(server) as http:
+        known["model"] = (await http.ask("GET", "/v1/models")).json()["data"][0]["id"]
         for one in examples():
             headers = {name: fill(value, known) for name, value in one.headers.items()}
             options: dict[str, Any] = {"headers": headers}
             if one.body:
                 options["content"] = fill(one.body, known)
                 headers.setdefault("Content-Type", "application/json")
+            server.history.num_stateless += one.path == "/v1/chat/completions"
             answer = await http.ask(one.method, fill(one.path, known), **options)
             assert answer.status_code == one.status, (one, answer.text)
             kind = answer.headers.get("content-type", "")

@@ -105,6 +105,7 @@ class ScriptedEngine(IdleEngine):
         self._dice = dice
         self.requests: dict[str, Request] = defaultdict(Request)
         self.num_requests = 0
+        self.was_asked = asyncio.Event()
         self.num_running = 0
 
     def get_tokenizer(self) -> EngineTokenizer:
@@ -147,6 +148,7 @@ class ScriptedEngine(IdleEngine):
         request, dice = self.requests[request_id], self._dice
         tell_progress = on_progress or (lambda _: None)
         self.num_requests += 1
+        self.was_asked.set()
         self.num_running += 1
         token = [*prompt["prompt_token_ids"], *resume_token_ids][-1]
         assert sampling_params.max_tokens is not None
@@ -439,10 +441,14 @@ class Http:
     `status` and `headers` are there once it is `answered`.
     """
 
-    def __init__(self, worker: Worker, method: str, path: str, query: str = "") -> None:
+    def __init__(
+        self, worker: Worker, method: str, path: str, query: str = "", body: Any = None
+    ) -> None:
         self.frames: list[Frame] = []
+        self.is_done = False  # `data: [DONE]` has come
         self._requests: asyncio.Queue[Message] = asyncio.Queue()
-        self._requests.put_nowait({"type": "http.request", "body": b"{}", "more_body": False})
+        sent = orjson.dumps(body or {})
+        self._requests.put_nowait({"type": "http.request", "body": sent, "more_body": False})
         self._arrived = asyncio.Condition()
         self._rest = b""
         headers = {
@@ -471,8 +477,20 @@ class Http:
         async with self._arrived:
             for event in events:
                 data = [line for line in event.split(b"\n") if line.startswith(b"data: ")]
+                if data == [b"data: [DONE]"]:
+                    self.is_done = True
+                    continue
                 self.frames += [orjson.loads(line.removeprefix(b"data: ")) for line in data]
             self._arrived.notify_all()
+
+    def leave(self) -> None:
+        """The client closes its connection."""
+        self._requests.put_nowait({"type": "http.disconnect"})
+
+    async def num_frames(self, count: int) -> None:
+        """Return when there are so many."""
+        async with asyncio.timeout(PATIENCE), self._arrived:
+            await self._arrived.wait_for(lambda: len(self.frames) >= count)
 
     async def first(self, kind: str) -> Frame:
         """The first frame of that type, when it has come."""

@@ -1,0 +1,265 @@
+"""The body of `POST /v1/chat/completions`, and what it asks for.
+
+Fields that change an answer are honoured or refused by name. Those that only describe who asks, or
+say what holds here anyway, are taken and have no effect; docs/http.md lists all of them.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta, Struct
+
+from server.api.openai.refusals import not_here
+from server.commands.stateless.asked import Asked
+from server.generation.chat_messages import ChatMessage, arguments_object, short_id
+from server.protocol.client_frames import MAX_INTEGER
+from server.protocol.errors import invalid_field
+
+MAX_ANSWERS = 16
+MAX_MESSAGES = 2000
+MAX_TOOLS = 128
+TOP_LOGPROBS = 20
+MAX_STOPS = 16
+
+
+class TextPart(Struct, frozen=True):
+    """Of a content that has several parts."""
+
+    type: str
+    text: str | None = None
+
+
+Content = str | list[TextPart] | None
+
+
+class CalledFunction(Struct, frozen=True):
+    name: str
+    arguments: str
+
+
+class ToolCall(Struct, frozen=True):
+    id: str
+    function: CalledFunction
+    type: Literal["function"] = "function"
+
+
+class Said(Struct, frozen=True):
+    """A message; other fields of it are what servers add to answers, and clients send back."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Content = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
+
+
+class FunctionDefinition(Struct, frozen=True):
+    name: Annotated[str, Meta(pattern=r"^[A-Za-z0-9_-]{1,64}\Z")]
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class ToolDefinition(Struct, frozen=True):
+    type: str
+    function: FunctionDefinition | None = None
+
+
+class NamedFunction(Struct, frozen=True):
+    name: str
+
+
+class NamedTool(Struct, frozen=True):
+    function: NamedFunction
+    type: Literal["function"] = "function"
+
+
+class JsonSchema(Struct, frozen=True, rename={"schema_": "schema"}):
+    name: str = ""
+    description: str | None = None
+    schema_: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class ResponseFormat(Struct, frozen=True):
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+
+class StreamOptions(Struct, frozen=True):
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None  # vLLM's: a usage in every chunk
+    include_obfuscation: bool | None = None  # nothing is obfuscated here
+
+
+class ChatRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """As OpenAI's clients send it, and some fields of vLLM's."""
+
+    model: str
+    messages: Annotated[list[Said], Meta(min_length=1, max_length=MAX_MESSAGES)]
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    max_completion_tokens: Annotated[int, Meta(ge=1)] | None = None
+    max_tokens: Annotated[int, Meta(ge=1)] | None = None
+    n: Annotated[int, Meta(ge=1, le=MAX_ANSWERS)] | None = None
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    presence_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
+    frequency_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
+    seed: Annotated[int, Meta(ge=-MAX_INTEGER, le=MAX_INTEGER)] | None = None
+    stop: str | Annotated[list[str], Meta(max_length=MAX_STOPS)] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Meta(ge=0, le=TOP_LOGPROBS)] | None = None
+    logit_bias: dict[str, float] | None = None
+    response_format: ResponseFormat | None = None
+    tools: Annotated[list[ToolDefinition], Meta(max_length=MAX_TOOLS)] | None = None
+    tool_choice: Literal["auto", "none", "required"] | NamedTool | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning_effort: str | None = None
+    # of vLLM
+    top_k: Annotated[int, Meta(ge=-1, le=1000)] | None = None
+    min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+    repetition_penalty: Annotated[float, Meta(ge=0.1, le=10)] | None = None
+    # without effect
+    metadata: dict[str, Any] | None = None
+    user: str | None = None
+    safety_identifier: str | None = None
+    service_tier: str | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
+    prompt_cache_options: dict[str, Any] | None = None
+    store: bool | None = None
+    verbosity: Literal["medium"] | None = None
+    # refused
+    audio: Any = None
+    function_call: Any = None
+    functions: Any = None
+    modalities: list[str] | None = None
+    moderation: Any = None
+    prediction: Any = None
+    web_search_options: Any = None
+
+    @property
+    def asked(self) -> Asked:
+        """What is asked for. Raises `ApiError`."""
+        self._check()
+        variables = {}
+        if self.reasoning_effort is not None:
+            variables["reasoning_effort"] = self.reasoning_effort
+        return Asked(
+            model=self.model,
+            messages=chat_messages(self.messages),
+            settings=self._settings(),
+            parameters={} if self.logit_bias is None else {"logit_bias": self.logit_bias},
+            variables=variables,
+            num_answers=self.n or 1,
+        )
+
+    def _check(self) -> None:
+        for name in REFUSED:
+            if getattr(self, name) is not None:
+                raise not_here(name)
+        if self.modalities not in (None, ["text"]):
+            raise not_here("modalities", "answers are text")
+        if self.store:
+            raise not_here("store", "calls of this route are not kept; sessions are")
+        if self.tool_choice not in (None, "auto", "none"):
+            raise not_here("tool_choice", "it is auto or none")
+        if self.parallel_tool_calls is False and self.tools:
+            raise not_here("parallel_tool_calls", "a model may call several tools at once")
+
+    def _settings(self) -> dict[str, Any]:
+        given = {
+            "temperature": self.temperature,
+            "top_p": self.top_p,
+            "top_k": self.top_k,
+            "min_p": self.min_p,
+            "repetition_penalty": self.repetition_penalty,
+            "presence_penalty": self.presence_penalty,
+            "frequency_penalty": self.frequency_penalty,
+            "seed": None if self.seed is None else abs(self.seed),
+            "stop": [self.stop] if isinstance(self.stop, str) else self.stop,
+            "max_output_tokens": self.max_completion_tokens or self.max_tokens,
+            "logprobs": (self.top_logprobs or 0) if self.logprobs else None,
+            "output": _output(self.response_format),
+            "tools": _tools(self.tools),
+            "tool_choice": self.tool_choice,
+        }
+        return {name: value for name, value in given.items() if value is not None}
+
+
+REFUSED = (
+    "audio",
+    "function_call",
+    "functions",
+    "moderation",
+    "prediction",
+    "web_search_options",
+)
+
+
+def chat_messages(said: Sequence[Said]) -> list[ChatMessage]:
+    """As chat templates take them. Raises `ApiError`."""
+    names: dict[str, str] = {}  # of the functions that were called, by id
+    found: list[ChatMessage] = []
+    for place, message in enumerate(said):
+        text = _text(message.content, f"messages[{place}].content")
+        match message.role:
+            case "assistant":
+                calls = message.tool_calls or []
+                names.update({call.id: call.function.name for call in calls})
+                entry: ChatMessage = {"role": "assistant", "content": text}
+                if calls:
+                    entry["tool_calls"] = [_call(call) for call in calls]
+                found.append(entry)
+            case "tool":
+                call_id = message.tool_call_id or ""
+                if call_id not in names:
+                    param = f"messages[{place}].tool_call_id"
+                    raise invalid_field(param, "no message before has such a call")
+                known = {"tool_call_id": short_id(call_id), "name": names[call_id]}
+                found.append({"role": "tool", "content": text, **known})
+            case role:
+                is_system = role in ("system", "developer")
+                found.append({"role": "system" if is_system else role, "content": text})
+    return found
+
+
+def _text(content: Content, param: str) -> str:
+    if content is None or isinstance(content, str):
+        return content or ""
+    for place, part in enumerate(content):
+        if part.type != "text" or part.text is None:
+            raise not_here(f"{param}[{place}].type", "a message is text")
+    return "".join(part.text or "" for part in content)
+
+
+def _call(call: ToolCall) -> dict[str, Any]:
+    arguments = arguments_object(call.function.arguments)
+    function = {"name": call.function.name, "arguments": arguments}
+    return {"id": short_id(call.id), "type": "function", "function": function}
+
+
+def _output(asked: ResponseFormat | None) -> Mapping[str, Any] | None:
+    match asked:
+        case ResponseFormat(type="json_object"):
+            return {"type": "json"}
+        case ResponseFormat(type="json_schema", json_schema=schema):
+            if schema is None or schema.schema_ is None:
+                raise invalid_field("response_format.json_schema", "there is no schema")
+            return {"type": "json_schema", "schema": schema.schema_}
+        case _:
+            return None
+
+
+def _tools(asked: Sequence[ToolDefinition] | None) -> list[dict[str, Any]] | None:
+    if not asked:
+        return None
+    found = []
+    for place, tool in enumerate(asked):
+        if tool.type != "function" or tool.function is None:
+            raise not_here(f"tools[{place}].type", "tools are functions of the client")
+        function = tool.function
+        about = {"description": function.description, "parameters": function.parameters}
+        given = {name: value for name, value in about.items() if value is not None}
+        found.append({"type": "function", "name": function.name, **given})
+    return found

@@ -1,0 +1,98 @@
+"""Answers to calls whose client must stay: it leaves, and the generation ends."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
+from typing import Any, TypeVar
+
+import orjson
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from sessions.background import start
+
+T = TypeVar("T")
+
+HEARTBEAT_SECONDS = 15.0  # proxies drop what is idle for 30
+HEARTBEAT = b": still here\n\n"
+DONE = b"data: [DONE]\n\n"
+
+
+def encode_event(data: Any) -> bytes:
+    """As a server-sent event without a name."""
+    return b"data: " + orjson.dumps(data) + b"\n\n"
+
+
+class ClientGone(Exception):
+    """Nobody reads any more."""
+
+
+class TokenStream(Response):
+    """Sends events as they come. `leave` is called once, at the end, whoever has ended it."""
+
+    media_type = "text/event-stream"
+
+    def __init__(
+        self, events: AsyncGenerator[bytes, None], leave: Callable[[], Awaitable[None]]
+    ) -> None:
+        self._events = events
+        self._leave = leave
+        self.status_code = 200
+        self.background = None
+        self.init_headers({"Cache-Control": "no-cache, no-transform", "X-Accel-Buffering": "no"})
+        del self.headers["content-length"]  # nobody knows it yet
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await until_gone(receive, self._write(send))
+        except ClientGone:
+            pass
+        finally:
+            await self._events.aclose()
+            await self._leave()
+
+    async def _write(self, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        coming = start(next_of(self._events))
+        try:
+            while True:
+                done, _ = await asyncio.wait([coming], timeout=HEARTBEAT_SECONDS)
+                event = coming.result() if done else HEARTBEAT
+                if event is None:
+                    break
+                await send({"type": "http.response.body", "body": event, "more_body": True})
+                if done:
+                    coming = start(next_of(self._events))
+        finally:
+            coming.cancel()
+            await asyncio.gather(coming, return_exceptions=True)
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+async def next_of(events: AsyncGenerator[T, None]) -> T | None:
+    """None after the last."""
+    return await anext(events, None)
+
+
+async def until_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
+    """What `work` returns. Raises `ClientGone`, and cancels it, if the client leaves meanwhile."""
+    working, leaving = start(work), start(_disconnected(receive))
+    try:
+        await asyncio.wait([working, leaving], return_when=asyncio.FIRST_COMPLETED)
+        if leaving.done():  # whatever came at the same time: it may not be told again
+            raise ClientGone
+        return working.result()
+    finally:
+        for task in (working, leaving):
+            task.cancel()
+        await asyncio.gather(working, leaving, return_exceptions=True)
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def gone(request: Request) -> Response:
+    """Of a client that will not read it."""
+    return Response(status_code=499)

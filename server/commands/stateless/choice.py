@@ -1,0 +1,135 @@
+"""`Choice`: one answer of the engine, read until its end."""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import structlog
+
+from server.commands.stateless.asked import Delta, Ended
+from server.engines.client import (
+    EngineClient,
+    EngineError,
+    Logprob,
+    LoRARequest,
+    ParsedEnd,
+    RequestOutput,
+    SamplingParams,
+    ValidationError,
+)
+from server.generation.answers import AnswerReader, Part, Said, Tools
+from server.generation.logprobs import token_logprobs
+
+logger = structlog.get_logger("server")
+
+FAILED = "the engine has failed"
+REFUSALS = frozenset(("grammar_refused", "unsupported_parameter", "invalid_request"))
+ENDS = {"stop": "stop", "length": "length", "repetition": "length"}  # of the engine
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What the engine is asked, once for each answer."""
+
+    engine: EngineClient
+    token_ids: list[int]
+    params: Sequence[SamplingParams]  # of each answer
+    cache_salt: str
+    lora_request: LoRARequest | None
+    tools: Tools | None  # that the model was offered
+    is_parsed: bool  # whether thoughts and calls are told from text
+    max_seconds: float  # of an answer; 0: no limit
+
+
+class Choice:
+    """The answer of this number. `hear` takes what it says, in the turn in which it comes."""
+
+    def __init__(
+        self, number: int, request_id: str, work: Work, hear: Callable[[Delta], None]
+    ) -> None:
+        self.num_tokens = 0
+        self.num_cached_tokens = 0
+        self._number = number
+        self._request_id = request_id
+        self._work = work
+        self._hear = hear
+        self._has_called = False
+        self._reader: AnswerReader | None = None
+        if work.is_parsed and not work.engine.answer_grammar.is_plain:
+            self._reader = AnswerReader(work.engine, work.token_ids, work.tools)
+
+    async def produce(self) -> Ended:
+        """Ask for it, and take all of it. Never raises for what the engine does."""
+        try:
+            async with asyncio.timeout(self._work.max_seconds or None):
+                ended = await self._read()
+        except TimeoutError:
+            await self.abort()
+            ended = Ended(self._number, "deadline")
+        except ValidationError as error:
+            param = error.parameter or ""
+            ended = Ended(self._number, "refused", problem=f"{error}", param=param)
+        except EngineError as error:
+            logger.warning("generation failed", error=type(error).__name__, id=self._request_id)
+            ended = Ended(self._number, "error", problem=FAILED)
+        if self._reader is not None:
+            self._take_parts(self._reader.finish(), (), ())
+        is_call = self._has_called and ended.reason == "stop"
+        return ended._replace(reason="tool_calls") if is_call else ended
+
+    async def abort(self) -> None:
+        """End it before its next token; no-op if it has ended."""
+        await self._work.engine.abort(self._request_id)
+
+    async def _read(self) -> Ended:
+        work, ended = self._work, Ended(self._number, "error", problem=FAILED)
+        outputs = work.engine.generate(
+            {"prompt_token_ids": work.token_ids, "cache_salt": work.cache_salt},
+            work.params[self._number],
+            self._request_id,
+            lora_request=work.lora_request,
+            is_admitted=True,  # it was admitted before its prompt was made
+            on_delta=self._take,
+            marks=None if self._reader is None else self._reader.marks,
+        )
+        async for output in outputs:
+            for answer in output.outputs:
+                self._take(answer.text, answer.token_ids, answer.logprobs)
+            if output.finished:
+                ended = self._end_of(output)
+        return ended
+
+    def _end_of(self, output: RequestOutput) -> Ended:
+        self.num_cached_tokens = output.num_cached_tokens or 0
+        answer = output.outputs[0]
+        reason = ENDS.get(answer.finish_reason or "", "error")
+        if reason != "error":
+            return Ended(self._number, reason, answer.stop_reason)
+        if output.error is None or output.error.code not in REFUSALS:
+            return Ended(self._number, "error", problem=FAILED)
+        param = "" if output.error.code == "invalid_request" else "structured_outputs"
+        return Ended(self._number, "refused", problem=output.error.message, param=param)
+
+    def _take(
+        self,
+        text: str,
+        token_ids: Sequence[int],
+        logprobs: Sequence[Mapping[int, Logprob]] | None = None,
+    ) -> None:
+        self.num_tokens += len(token_ids)
+        parts: Sequence[Said]
+        if self._reader is not None:
+            parts = self._reader.feed(text)
+        else:
+            parts = [Part(text)] if text else []
+        self._take_parts(parts, token_ids, token_logprobs(logprobs, token_ids))
+
+    def _take_parts(
+        self,
+        parts: Sequence[Said],
+        token_ids: Sequence[int],
+        logprobs: Sequence[Mapping[str, object]],
+    ) -> None:
+        self._has_called |= any(isinstance(part, ParsedEnd) and part.is_valid for part in parts)
+        if parts or token_ids:
+            self._hear(Delta(self._number, parts, token_ids, logprobs))

@@ -1,0 +1,315 @@
+"""Calls of OpenAI's Python client, as its users write them. Runs in the client's environment.
+
+    python calls.py BASE_URL TOKEN
+
+Each function is a call and what must come of it; a line of JSON says how each has gone. The model
+counts: after `t00001` it says `t00002 t00003 `, and so on.
+"""
+
+import asyncio
+import inspect
+import json
+import sys
+import traceback
+
+import openai
+from openai import AsyncOpenAI, OpenAI
+
+ASK = [{"role": "user", "content": "t00001 "}]
+THREE = "t00002 t00003 t00004 "
+
+URL, TOKEN = sys.argv[1:3]
+client = OpenAI(base_url=URL, api_key=TOKEN, max_retries=0)
+later = AsyncOpenAI(base_url=URL, api_key=TOKEN, max_retries=0)
+MODEL = client.models.list().data[0].id
+
+
+def ask(**more):
+    options = {"model": MODEL, "messages": ASK, "max_tokens": 3, "temperature": 0} | more
+    return client.chat.completions.create(**options)
+
+
+def stream(**more):
+    return ask(stream=True, **more)
+
+
+def text_of(chunks):
+    return "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
+
+
+def refused(kind, code, **more):
+    try:
+        ask(**more)
+    except kind as error:
+        assert error.code == code, error.code
+        return error
+    raise AssertionError("it was not refused")
+
+
+# ---- models
+
+
+def models_are_listed():
+    assert [model.id for model in client.models.list()] == [MODEL]
+
+
+def a_model_is_found_by_its_name():
+    assert client.models.retrieve(MODEL).id == MODEL
+
+
+def a_model_that_is_not_there_is_not_found():
+    try:
+        client.models.retrieve("nobody")
+    except openai.NotFoundError as error:
+        assert error.code == "model_not_found"
+    else:
+        raise AssertionError("it was found")
+
+
+async def models_are_listed_later():
+    assert [model.id async for model in later.models.list()] == [MODEL]
+
+
+# ---- chat completions
+
+
+def an_answer():
+    answer = ask()
+    (choice,) = answer.choices
+    assert choice.message.content == THREE and choice.message.role == "assistant"
+    assert choice.finish_reason == "length" and answer.object == "chat.completion"
+    assert answer.id.startswith("chatcmpl-") and answer.model == MODEL
+
+
+def a_usage_adds_up():
+    usage = ask().usage
+    assert usage.completion_tokens == 3
+    assert usage.total_tokens == usage.prompt_tokens + usage.completion_tokens
+    assert usage.prompt_tokens_details.cached_tokens >= 0
+
+
+def a_stream():
+    chunks = list(stream())
+    assert text_of(chunks) == THREE
+    assert chunks[0].choices[0].delta.role == "assistant"
+    assert [c.choices[0].finish_reason for c in chunks][-1] == "length"
+    assert len({c.id for c in chunks}) == 1
+
+
+def a_stream_with_its_usage():
+    chunks = list(stream(stream_options={"include_usage": True}))
+    assert chunks[-1].choices == [] and chunks[-1].usage.completion_tokens == 3
+
+
+async def an_answer_later():
+    answer = await later.chat.completions.create(
+        model=MODEL, messages=ASK, max_tokens=3, temperature=0
+    )
+    assert answer.choices[0].message.content == THREE
+
+
+async def a_stream_later():
+    chunks = await later.chat.completions.create(
+        model=MODEL, messages=ASK, max_tokens=3, temperature=0, stream=True
+    )
+    assert text_of([chunk async for chunk in chunks]) == THREE
+
+
+async def ten_at_once():
+    asked = [
+        later.chat.completions.create(model=MODEL, messages=ASK, max_tokens=3, temperature=0)
+        for _ in range(10)
+    ]
+    for answer in await asyncio.gather(*asked):
+        assert answer.choices[0].message.content == THREE
+
+
+def a_stream_by_its_helper():
+    with client.chat.completions.stream(
+        model=MODEL, messages=ASK, stop="t00005", temperature=0
+    ) as events:
+        kinds = [event.type for event in events]
+        final = events.get_final_completion()
+    assert "content.delta" in kinds and final.choices[0].message.content == THREE
+
+
+def a_stream_that_is_closed():
+    chunks = stream(max_tokens=200)
+    next(chunks)
+    chunks.close()
+    assert ask().choices[0].message.content == THREE
+
+
+def a_raw_answer_with_its_headers():
+    raw = client.chat.completions.with_raw_response.create(
+        model=MODEL, messages=ASK, max_tokens=3, temperature=0
+    )
+    assert raw.headers["content-type"].startswith("application/json")
+    assert raw.parse().choices[0].message.content == THREE
+
+
+def a_streamed_raw_answer():
+    with client.chat.completions.with_streaming_response.create(
+        model=MODEL, messages=ASK, max_tokens=3, temperature=0
+    ) as raw:
+        assert json.loads(raw.read())["choices"][0]["message"]["content"] == THREE
+
+
+def max_completion_tokens_is_its_newer_name():
+    assert ask(max_tokens=None, max_completion_tokens=2).usage.completion_tokens == 2
+
+
+def several_answers():
+    answer = ask(n=3)
+    assert [choice.index for choice in answer.choices] == [0, 1, 2]
+    assert [choice.message.content for choice in answer.choices] == [THREE] * 3
+
+
+def several_answers_in_a_stream():
+    texts = ["", ""]
+    for chunk in stream(n=2):
+        for choice in chunk.choices:
+            texts[choice.index] += choice.delta.content or ""
+    assert texts == [THREE, THREE]
+
+
+def a_stop_string():
+    answer = ask(stop="t00003")
+    assert answer.choices[0].message.content == "t00002 "
+    assert answer.choices[0].finish_reason == "stop"
+
+
+def several_stop_strings():
+    assert ask(stop=["nothing", "t00004"]).choices[0].message.content == "t00002 t00003 "
+
+
+def logprobs():
+    content = ask(logprobs=True, top_logprobs=2).choices[0].logprobs.content
+    assert len(content) == 3 and "".join(each.token for each in content) == THREE
+    assert bytes(content[0].bytes).decode() == "t00002 "
+    assert len(content[0].top_logprobs) == 2 and content[0].logprob <= 0
+
+
+def logprobs_in_a_stream():
+    content = [
+        each
+        for chunk in stream(logprobs=True)
+        for each in (chunk.choices[0].logprobs.content if chunk.choices[0].logprobs else [])
+    ]
+    assert "".join(each.token for each in content) == THREE
+
+
+def a_bias():
+    assert ask(logit_bias={"2": 5}).choices[0].message.content == THREE
+    refused(openai.BadRequestError, "invalid_field", logit_bias={"99999999": 5})
+
+
+def a_seed_says_the_same_again():
+    hot = {"temperature": 2.0, "seed": 5, "max_tokens": 8}
+    assert ask(**hot).choices[0].message.content == ask(**hot).choices[0].message.content
+
+
+def penalties():
+    assert ask(presence_penalty=1.0, frequency_penalty=1.0).choices[0].message.content
+
+
+def a_conversation():
+    messages = [
+        {"role": "system", "content": "Count."},
+        {"role": "user", "content": "t00007 "},
+        {"role": "assistant", "content": "t00008 "},
+        *ASK,
+    ]
+    assert ask(messages=messages).choices[0].message.content == THREE
+
+
+def a_developer_speaks():
+    assert ask(messages=[{"role": "developer", "content": "Count."}, *ASK]).choices
+
+
+def a_message_in_parts():
+    parts = [{"type": "text", "text": "t0000"}, {"type": "text", "text": "1 "}]
+    answer = ask(messages=[{"role": "user", "content": parts}])
+    assert answer.choices[0].message.content == THREE
+
+
+def words_about_who_asks_change_nothing():
+    answer = ask(
+        user="u", metadata={"a": "b"}, store=False, service_tier="auto", prompt_cache_key="k"
+    )
+    assert answer.choices[0].message.content == THREE
+
+
+# ---- refused
+
+
+def a_model_that_nobody_serves():
+    refused(openai.NotFoundError, "model_not_found", model="nobody")
+
+
+def a_wrong_key():
+    other = OpenAI(base_url=URL, api_key="wrong", max_retries=0)
+    try:
+        other.chat.completions.create(model=MODEL, messages=ASK)
+    except openai.AuthenticationError as error:
+        assert error.status_code == 401
+    else:
+        raise AssertionError("it was let in")
+
+
+def a_temperature_that_is_none():
+    assert refused(openai.BadRequestError, "invalid_field", temperature=9).param == "temperature"
+
+
+def a_picture():
+    parts = [{"type": "image_url", "image_url": {"url": "data:,"}}]
+    refused(openai.BadRequestError, "invalid_field", messages=[{"role": "user", "content": parts}])
+
+
+def a_form_that_the_model_cannot_be_held_to():
+    schema = {"not": {"type": "string"}}
+    form = {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}}
+    error = refused(openai.BadRequestError, "invalid_field", response_format=form)
+    assert error.param == "response_format", error.param
+
+
+def functions_of_long_ago():
+    refused(openai.BadRequestError, "invalid_field", functions=[{"name": "f"}])
+
+
+def no_messages():
+    refused(openai.BadRequestError, "invalid_field", messages=[])
+
+
+def a_prompt_that_is_too_long():
+    long = [{"role": "user", "content": "t00001 " * 40_000}]
+    refused(openai.BadRequestError, "context_length_exceeded", messages=long)
+
+
+def a_field_that_nobody_knows():
+    refused(openai.BadRequestError, "invalid_field", extra_body={"nonsense": 1})
+
+
+def main():
+    own = globals().values()
+    calls = [call for call in own if inspect.isfunction(call) and call.__module__ == __name__]
+    helpers = {ask, stream, text_of, refused, main}
+
+    async def run_all():
+        for call in calls:
+            if call in helpers:
+                continue
+            problem = ""
+            try:
+                outcome = call()
+                if inspect.isawaitable(outcome):
+                    await outcome
+            except Exception:
+                problem = traceback.format_exc()
+            print(json.dumps({"name": call.__name__, "problem": problem}), flush=True)
+
+    asyncio.run(run_all())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,155 @@
+"""`POST /v1/chat/completions` at whole workers: what it answers, what ends it, how it counts."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from server.worker.app import Worker
+from sessions.connection.embedded import EmbeddedRedis
+from tests.helpers.patience import PATIENCE
+from tests.helpers.redis_server import fresh_prefix
+from tests.helpers.tiny_model import oracle_answer, oracle_word
+from tests.server.helpers.in_process import Dice, Http, Request, ScriptedEngine, running_worker
+
+ROUTE = "/v1/chat/completions"
+
+
+class House:
+    """One worker, its engine, and who asks there."""
+
+    def __init__(self, worker: Worker, engine: ScriptedEngine) -> None:
+        self.worker, self.engine = worker, engine
+
+    def ask(self, **fields: Any) -> Http:
+        body = {
+            "model": "oracle",
+            "messages": [{"role": "user", "content": oracle_word(1)}],
+            "max_tokens": 4,
+        }
+        return Http(self.worker, "POST", ROUTE, body=body | fields)
+
+    async def asked(self) -> Request:
+        """The one request at the engine, when it has come."""
+        async with asyncio.timeout(PATIENCE):
+            await self.engine.was_asked.wait()
+        (request,) = self.engine.requests.values()
+        return request
+
+    async def keys(self) -> set[bytes]:
+        pattern = self.worker.store.keys.session("*", "*")
+        return set(await self.worker.store.client.call("KEYS", pattern))
+
+
+@pytest.fixture
+async def house(redis_server: EmbeddedRedis) -> AsyncIterator[House]:
+    dice = Dice(11)
+    engine = ScriptedEngine(dice)
+    async with running_worker(redis_server.url, fresh_prefix(), engine, dice, "w0") as worker:
+        yield House(worker, engine)
+
+
+def text_of(http: Http) -> str:
+    deltas = [frame["choices"][0]["delta"] for frame in http.frames if frame.get("choices")]
+    return "".join(delta.get("content") or "" for delta in deltas)
+
+
+async def test_a_stream_has_the_words_of_the_answer_and_says_when_it_is_done(house: House) -> None:
+    http = house.ask(stream=True, stream_options={"include_usage": True})
+    await asyncio.wait_for(http.answered, PATIENCE)
+    assert http.status == 200 and http.headers[b"content-type"].startswith(b"text/event-stream")
+    assert text_of(http) == oracle_answer(1, 4) and http.is_done
+    assert http.frames[-2]["choices"][0]["finish_reason"] == "length"
+    assert http.frames[-1]["usage"]["completion_tokens"] == 4
+
+
+async def test_an_answer_that_is_not_streamed_has_the_same_words(house: House) -> None:
+    answer = await house.ask().body()
+    assert answer["choices"][0]["message"]["content"] == oracle_answer(1, 4)
+    assert answer["usage"] == {
+        "prompt_tokens": 1,
+        "completion_tokens": 4,
+        "total_tokens": 5,
+        "prompt_tokens_details": {"cached_tokens": 0},
+    }
+
+
+async def test_nothing_of_it_is_stored(house: House) -> None:
+    await house.ask().body()
+    assert await house.keys() == set()
+
+
+@pytest.mark.parametrize("is_streamed", [True, False])
+async def test_a_client_that_leaves_ends_the_generation(house: House, is_streamed: bool) -> None:
+    http = house.ask(stream=is_streamed, max_tokens=50)
+    request = await house.asked()
+    async with asyncio.timeout(PATIENCE):
+        request.is_held.add("mid")
+        await request.reached["mid"].wait()
+        http.leave()
+        await http.answered
+        await request.aborted.wait()
+    assert house.worker.services.stateless.slots() == []
+
+
+async def test_it_counts_among_the_answers_of_its_user(house: House) -> None:
+    http = house.ask(stream=True)
+    async with asyncio.timeout(PATIENCE):
+        await http.num_frames(1)
+        ((uid, answer_id),) = house.worker.services.stateless.slots()
+        assert uid == "local" and answer_id.startswith("resp_")
+        await http.answered
+    assert house.worker.services.stateless.slots() == []
+
+
+async def test_a_worker_that_leaves_says_so_in_the_stream(house: House) -> None:
+    http = house.ask(stream=True, max_tokens=50)
+    request = await house.asked()
+    request.is_held.add("mid")
+    async with asyncio.timeout(PATIENCE):
+        await http.num_frames(2)
+        hurry = asyncio.Event()
+        hurry.set()
+        await house.worker.drain(PATIENCE, hurry, is_crash=False)
+        await http.answered
+    assert http.frames[-1]["error"]["message"] == "the server is restarting"
+    assert not http.is_done
+    refused = await house.ask().body()
+    assert refused["error"]["code"] == "draining"
+
+
+@pytest.mark.parametrize(
+    ("fields", "status", "code", "param"),
+    [
+        ({"model": "nobody"}, 404, "model_not_found", "model"),
+        ({"functions": []}, 400, "invalid_field", "functions"),
+        ({"nonsense": 1}, 400, "invalid_field", "nonsense"),
+        ({"logit_bias": {"-1": 1}}, 400, "invalid_field", "logit_bias"),
+        ({"response_format": {"type": "json_schema"}}, 400, "invalid_field", None),
+    ],
+)
+async def test_what_cannot_be_answered_is_refused(
+    house: House, fields: dict[str, Any], status: int, code: str, param: str | None
+) -> None:
+    http = house.ask(**fields)
+    error = (await http.body())["error"]
+    assert (http.status, error["code"]) == (status, code)
+    assert param is None or error["param"] == param
+    assert house.engine.num_requests == 0
+
+
+async def test_a_prompt_that_fills_the_context_is_refused(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(house.engine.model_config, "max_model_len", 1)
+    error = (await house.ask().body())["error"]
+    assert (error["code"], error["param"]) == ("context_length_exceeded", "messages")
+
+
+async def test_refusals_tell_clients_whether_to_ask_again(house: House) -> None:
+    house.worker.runs.draining = True
+    http = house.ask()
+    await http.body()
+    assert http.status == 503 and http.headers[b"retry-after-ms"] == b"1000"
+    assert b"x-should-retry" not in http.headers
