@@ -69,6 +69,10 @@ class ByteDecoder:
         """What is still held: an unfinished character becomes U+FFFD, as in a full decode."""
         return self._take(self._rest, is_end=True)
 
+    def break_off(self) -> str:
+        """The same where more follows, which does not complete it."""
+        return self.finish()
+
     def _take(self, data: bytes, *, is_end: bool) -> str:
         text, num_read = utf_8_decode(data, "replace", is_end)
         self._rest = data[num_read:]

@@ -78,6 +78,13 @@ class IncrementalDecoder:
         """What is still held: an unfinished character becomes U+FFFD, as in a full decode."""
         return self._take_characters(is_end=True) + self._take(self._decode(self._window))
 
+    def break_off(self) -> str:
+        """The same where more follows, which does not complete it."""
+        text = self.finish()
+        if text:
+            self._window, self._shown = [], 0
+        return text
+
     def _feed_tokens(self, token_ids: list[int]) -> str:
         before = self._take_characters(is_end=True)
         self._window += token_ids
@@ -198,6 +205,7 @@ class MarkingDecoder:
         text = ""
         for is_marked, run in groupby(token_ids, self._characters.__contains__):
             if is_marked:
+                text += self._decoder.break_off()
                 text += "".join(self._characters[token_id] for token_id in run)
             else:
                 text += self._decoder.feed(list(run))

@@ -1,6 +1,6 @@
 """From token ids to events: what a vocabulary's own tokens mean, and what spells them does not."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import starmap
 from pathlib import Path
 
@@ -12,9 +12,10 @@ from engine.client.parsing.grammar import Grammar
 from engine.client.parsing.marks import AddedToken
 from engine.client.parsing.parser import AnswerParser
 from engine.client.requests.request_state import new_detokenizer
+from engine.client.text.detokenizer import Detokenizer
 from engine.client.text.tokenizer import Tokenizer
 from engine.sampling_params import SamplingParams
-from tests.engine.helpers.small_tokenizers import build_chatml
+from tests.engine.helpers.small_tokenizers import build_chatml, build_gemma
 
 
 @pytest.fixture
@@ -52,3 +53,16 @@ def test_special_tokens_are_no_part_of_an_answer(tokenizer: Tokenizer, grammar: 
     assert _read(tokenizer, grammar, ids) == [TextDelta("Yes.")]
     added = {text: is_shown for _, text, is_shown in tokenizer.added_tokens}
     assert (added["<|im_end|>"], added["<think>"]) == (False, True)
+
+
+@pytest.mark.parametrize("build", [build_chatml, build_gemma])
+def test_a_mark_comes_after_the_half_of_a_character_that_it_cuts(
+    build: Callable[[Path], Path], tmp_path: Path
+) -> None:
+    tokenizer = Tokenizer(build(tmp_path))
+    (first, second), end = tokenizer.encode("é", False), tokenizer.eos_token_id
+    assert end is not None
+    detokenizer = Detokenizer(tokenizer, mark_characters={end: "\ud800"})
+    ids = (first, end, second, *tokenizer.encode("é", False))
+    text = "".join(detokenizer.feed([each])[0] for each in ids) + detokenizer.finish()
+    assert text == "\ufffd\ud800\ufffdé"
