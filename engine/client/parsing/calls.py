@@ -140,6 +140,8 @@ class NamedCalls:
     name_ends: tuple[str, ...] = ()  # besides the arguments themselves
     after: str = ""  # a marker that the name follows
     id_begins: str = ""  # a marker after the name, which the call's own id follows
+    before: str = ""  # what models write before the marker `after`
+    around: tuple[str, str] = ("", "")  # what they write around the arguments
 
     def markers(self) -> Sequence[str]:
         return [each for each in (*self.name_ends, self.after, self.id_begins) if each]

@@ -38,6 +38,7 @@ QWEN_XML: Final = Format(  # Qwen 3 Coder, Qwen 3.5
                 value_begins="",
                 value_ends="</parameter>",
                 strip="newline",
+                after="</function>",
             ),
         ),
     ),
@@ -64,13 +65,15 @@ GLM: Final = Format(  # from 4.5 on
 LLAMA: Final = Format(  # 3.1 and later: an object alone, or after a token
     "llama",
     (Field("call", Anchor(("<|python_tag|>",)), None, JsonCalls()),),
-    bare=JsonCalls(is_bare=True),
+    bare=JsonCalls(arguments_keys=("parameters", "arguments"), is_bare=True),
+    has_parallel=False,
 )
 
 _MISTRAL_THINK: Final = Field("reasoning", Anchor(("[THINK]",)), Anchor(("[/THINK]",)))
 
 MISTRAL_LIST: Final = Format(  # [TOOL_CALLS][{"name": …, "arguments": …}, …]
-    "mistral_list", (_MISTRAL_THINK, Field("call", Anchor(("[TOOL_CALLS]",)), None, JsonCalls()))
+    "mistral_list",
+    (_MISTRAL_THINK, Field("call", Anchor(("[TOOL_CALLS]",)), None, JsonCalls(in_list=True))),
 )
 
 MISTRAL: Final = Format(  # [TOOL_CALLS]name[ARGS]{…}, once for each call
@@ -90,20 +93,32 @@ _DEEPSEEK_CALL: Final = (Anchor(("<｜tool▁call▁begin｜>",)), Anchor(("<｜
 _DEEPSEEK_BETWEEN: Final = Field(
     "text", None, Anchor(("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"))
 )
+_DEEPSEEK_AROUND: Final = ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>")
 
 DEEPSEEK: Final = Format(  # V3.1: the name, and arguments as they are
     "deepseek",
     (_THINK, Field("call", *_DEEPSEEK_CALL, NamedCalls(name_ends=("<｜tool▁sep｜>",)))),
     implicit=_DEEPSEEK_BETWEEN,
+    around=_DEEPSEEK_AROUND,
 )
 
 DEEPSEEK_FENCED: Final = Format(  # V3, R1: a type, the name, and arguments in a fence
     "deepseek_fenced",
     (
         _THINK,
-        Field("call", *_DEEPSEEK_CALL, NamedCalls(name_ends=("\n",), after="<｜tool▁sep｜>")),
+        Field(
+            "call",
+            *_DEEPSEEK_CALL,
+            NamedCalls(
+                name_ends=("\n",),
+                after="<｜tool▁sep｜>",
+                before="function",
+                around=("```json\n", "\n```"),
+            ),
+        ),
     ),
     implicit=_DEEPSEEK_BETWEEN,
+    around=_DEEPSEEK_AROUND,
 )
 
 _HARMONY_END: Final = Anchor(("<|end|>", "<|return|>", "<|call|>"))
@@ -120,15 +135,22 @@ HARMONY: Final = Format(  # gpt-oss
             Anchor(pattern=f"(?:{_HEADER}{_TO}\\s*{_CHANNEL}|{_HEADER}{_CHANNEL}{_TO}){_TYPE}"),
             _HARMONY_END,
             JsonArguments(),
+            written=(
+                "<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>",
+                "<|call|>",
+            ),
         ),
         Field(
             "reasoning",
             Anchor(pattern=_HEADER + r"<\|channel\|>analysis\s*<\|message\|>"),
             _HARMONY_END,
+            written=("<|channel|>analysis<|message|>", "<|end|>"),
         ),
         Field("text", Anchor(pattern=_HEADER + _CHANNEL + _TYPE), _HARMONY_END),
     ),
     implicit=Field("text", None, Anchor(pattern=r"<\|start\|>assistant|<\|(?:end|return|call)\|>")),
+    between="<|start|>assistant",
+    has_parallel=False,
 )
 
 FORMATS: Final[Mapping[str, Format]] = {

@@ -27,6 +27,8 @@ class Field:
     ends: Anchor | None = None  # None: where the calls are over, or with the answer
     body: BodySyntax | None = None  # of calls
     is_stripped: bool = True  # white space at both ends is none of it
+    # As models begin and end it, where its marks are patterns, or several; {name} is the tool's.
+    written: tuple[str, str] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +40,11 @@ class Format:
     implicit: Field = Field("text")
     starts: Anchor | None = None  # after its last place in the prompt the answer begins
     bare: BodySyntax | None = None  # calls without markers, which are the whole answer
+    # As models write it: what stands around all calls, and between two regions; and whether several
+    # calls may follow each other.
+    around: tuple[str, str] = ("", "")
+    between: str = ""
+    has_parallel: bool = True
 
     @property
     def markers(self) -> list[str]:
@@ -52,7 +59,8 @@ class Format:
         ]
         for field in self.fields:
             found += field.body.markers() if field.body is not None else ()
-        return [each for each in found if each]
+            found += field.written or ()
+        return [each for each in (*found, *self.around, self.between) if each]
 
 
 class Grammar:

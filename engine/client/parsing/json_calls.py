@@ -23,6 +23,7 @@ class JsonCalls:
     arguments_keys: tuple[str, ...] = ("arguments", "parameters")
     id_keys: tuple[str, ...] = ("id",)
     is_bare: bool = False  # without markers: it is a call if it calls a tool that there is
+    in_list: bool = False  # models write a list of them, also of one
 
     def markers(self) -> Sequence[str]:
         return ()

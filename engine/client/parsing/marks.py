@@ -34,6 +34,7 @@ class Marks:
         self.characters: Mapping[int, str] = {
             each.token_id: character for each, character in zip(known, characters, strict=True)
         }
+        self.tokens: Mapping[str, AddedToken] = dict(zip(characters, known, strict=True))
         self._shown = {
             character: each.text if each.is_shown else ""
             for each, character in zip(known, characters, strict=True)

@@ -29,6 +29,7 @@ class PairCalls:
     name_ends: str = ""  # "": with the line, or with the first key
     strip: Strip = "space"
     has_name: bool = True  # False: the marker before has said it
+    after: str = ""  # what models write after the last pair
 
     def markers(self) -> Sequence[str]:
         texts = (self.name_begins, self.name_ends, self.key_begins, self.key_ends)

@@ -76,9 +76,14 @@ class AnswerParser:
         return self._take()
 
     @property
+    def thought(self) -> Field | None:
+        """The thought that is being read; None outside of one."""
+        return self._field if self._field.role == "reasoning" else None
+
+    @property
     def thought_end(self) -> str:
         """What ends the thought that is being read; "" outside of one, or if nobody can say."""
-        ends = self._field.ends if self._field.role == "reasoning" else None
+        ends = None if self.thought is None else self.thought.ends
         return ends.texts[0] if ends is not None and ends.texts else ""
 
     def _read_prompt(self, prompt: str) -> None:

@@ -127,7 +127,7 @@ def _body(field: Mapping[str, Any], arguments: Mapping[str, Any]) -> BodySyntax:
             return JsonCalls(arguments_keys=("arguments",), id_keys=())
         keys = _keys(function, "" if is_each else "content.")
         if keys is not None:
-            return JsonCalls(name_keys=(keys[0],), arguments_keys=(keys[1],), id_keys=())
+            return JsonCalls((keys[0],), (keys[1],), id_keys=(), in_list=is_each)
     if function == {"name": "{name}", "arguments": "{content}"} and not is_each:
         if content == "json" and not arguments:
             return JsonArguments()

@@ -1,6 +1,7 @@
 """Small real tokenizers of the kinds that checkpoints come with, built in milliseconds."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +71,15 @@ def build_chatml(folder: Path, template: str | None = CHATML) -> Path:
     thinking = [AddedToken(t, special=False, normalized=False) for t in ("<think>", "</think>")]
     tokenizer.add_tokens(thinking)
     return _save(folder, tokenizer, template, eos_token="<|im_end|>")
+
+
+def build_marked(folder: Path, marks: Sequence[str]) -> Path:
+    """Byte-level, with these as tokens: those in brackets special, the others not, as is usual."""
+    tokenizer = _byte_level(["<|endoftext|>", "<|im_start|>", "<|im_end|>"])
+    tokenizer.add_tokens(
+        [AddedToken(each, special=each.startswith("["), normalized=False) for each in marks]
+    )
+    return _save(folder, tokenizer, CHATML, eos_token="<|im_end|>")
 
 
 def build_llama3(folder: Path) -> Path:
