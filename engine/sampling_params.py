@@ -18,6 +18,7 @@ import msgspec
 
 from engine.errors import ValidationError, check_text, refuse
 from engine.grammar.params import StructuredOutputsParams
+from engine.grammar.thoughts import ThoughtTokens
 from engine.repetition import RepetitionDetectionParams
 
 logger = logging.getLogger(__name__)
@@ -80,6 +81,7 @@ class SamplingParams(msgspec.Struct, array_like=True, kw_only=True):
     prompt_logprob_token_ids: list[list[int]] | None = None
     prompt_logprob_start: int | None = None  # the first row to score
     bad_words_token_ids: list[list[int]] | None = None  # of `bad_words`; the engine fills it in
+    thought_tokens: ThoughtTokens | None = None  # what the budget is of; likewise
 
     def __post_init__(self) -> None:
         self._check_types()
@@ -112,7 +114,12 @@ class SamplingParams(msgspec.Struct, array_like=True, kw_only=True):
     @property
     def needs_answer(self) -> bool:
         """Whether what may come next depends on the tokens of the answer themselves."""
-        return bool(self.has_penalties or self.bad_words_token_ids or self.trace_decode_token_ids)
+        return bool(
+            self.has_penalties
+            or self.bad_words_token_ids
+            or self.trace_decode_token_ids
+            or self.thinking_token_budget is not None
+        )
 
     @property
     def has_penalties(self) -> bool:
@@ -216,6 +223,8 @@ class SamplingParams(msgspec.Struct, array_like=True, kw_only=True):
             _check_integer("max_tokens", self.max_tokens, 1)
             if self.min_tokens > self.max_tokens:
                 raise refuse("min_tokens", self.min_tokens, "must not exceed max_tokens")
+        if self.thinking_token_budget is not None:
+            _check_integer("thinking_token_budget", self.thinking_token_budget, 0)
         if self.stream_interval is not None:
             _check_integer("stream_interval", self.stream_interval, 1)
 

@@ -25,10 +25,14 @@ import msgspec
 from engine.beam_search import BeamSearchParams
 from engine.client.args import EngineArgs
 from engine.client.control import EngineControl
+from engine.client.holding.call_form import call_form
+from engine.client.holding.thoughts import thought_tokens
 from engine.client.lora.adapters import check_lora
+from engine.client.parsing.calls import Tools
 from engine.client.parsing.formats import FORMATS, grammar_of
-from engine.client.parsing.grammar import Grammar
+from engine.client.parsing.grammar import Field, Grammar
 from engine.client.parsing.marks import AddedToken, Marks
+from engine.client.parsing.parser import AnswerParser
 from engine.client.parts import EngineParts, constructor_args, release, start_parts
 from engine.client.requests.collector import RequestOutputCollector
 from engine.client.requests.core_client import CoreClient, StateCallback
@@ -59,7 +63,8 @@ from engine.client.results.generation_result import GenerationResult
 from engine.client.search.beam_search import BeamSearches, check_search
 from engine.client.text.tokenizer import Tokenizer
 from engine.errors import ValidationError, refuse
-from engine.grammar.params import as_sent
+from engine.grammar.params import StructuredOutputsParams, as_sent
+from engine.grammar.thoughts import ThoughtTokens
 from engine.lora import LoRARequest
 from engine.outputs import RequestOutput
 from engine.pooling import PoolingParams, PoolingRequestOutput
@@ -435,6 +440,10 @@ class AsyncLLM(EngineControl):
                 token_ids = await self._tokenize(
                     parsed.text or "", tokenization_kwargs or {}, parsed.cache_salt
                 )
+            if isinstance(params, SamplingParams) and params.thinking_token_budget is not None:
+                thoughts = self.thought_tokens(token_ids)
+                for state in states:
+                    state.params = msgspec.structs.replace(state.params, thought_tokens=thoughts)
             lora = None
             if lora_request is not None:
                 lora = await self._adapters.resolve(lora_request)
@@ -506,6 +515,40 @@ class AsyncLLM(EngineControl):
         """The end of a prompt as marked text, in which the answer may have begun."""
         ids = list(prompt_token_ids[-PROMPT_END_TOKENS:])
         return new_detokenizer(self.tokenizer, [], SamplingParams(), marks).resume(ids)
+
+    def call_form(
+        self, tools: Tools, name: str | None = None, prompt_token_ids: Sequence[int] = ()
+    ) -> StructuredOutputsParams:
+        """The form of an answer to this prompt that calls the tool `name`, or any of `tools`.
+
+        That is a thought, where the model's format has some, and then a call; where its models
+        write several in a row, and none is named, one or more. `tools` are their names, with the
+        JSON schemas of their arguments. Raises `ValidationError` with the parameter `tool_choice`
+        for a format whose calls cannot be held, and `tools` for such a schema; whether a schema
+        can be compiled the end of a request says. `RetryableRequestError` while there is no core.
+        """
+        ends = self.ready.eos_token_ids
+        thought = self._thought_of(prompt_token_ids)
+        return call_form(self.answer_grammar, tools, name, thought=thought, end_token_ids=ends)
+
+    def thought_tokens(self, prompt_token_ids: Sequence[int]) -> ThoughtTokens:
+        """Between which tokens the model thinks in its answer to this prompt.
+
+        Raises `ValidationError` if its thoughts cannot be ended, and `RetryableRequestError` while
+        there is no core.
+        """
+        return thought_tokens(
+            self.answer_grammar,
+            lambda text: self.tokenizer.encode(text, add_special_tokens=False),
+            thought=self._thought_of(prompt_token_ids),
+            end_token_ids=self.ready.eos_token_ids,
+        )
+
+    def _thought_of(self, prompt_token_ids: Sequence[int]) -> Field | None:
+        """The thought that a prompt has begun."""
+        grammar = self.answer_grammar
+        end = self.prompt_end(prompt_token_ids, grammar.marks)
+        return AnswerParser(grammar, prompt=end).thought
 
     def resumed_text(
         self,

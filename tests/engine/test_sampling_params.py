@@ -52,6 +52,7 @@ def test_defaults_are_those_of_vllm() -> None:
         "prompt_logprob_token_ids": None,
         "prompt_logprob_start": None,
         "bad_words_token_ids": None,
+        "thought_tokens": None,
     }
     params = SamplingParams()
     assert {name: getattr(params, name) for name in params.__struct_fields__} == defaults
@@ -74,6 +75,7 @@ def test_defaults_are_those_of_vllm() -> None:
         ("n", [1, 100]),
         ("seed", [0, -1, -(1 << 63), (1 << 64) - 1]),
         ("stream_interval", [1, None]),
+        ("thinking_token_budget", [0, 1, None]),
         ("logprobs", [-1, 0, 20, None]),
         ("prompt_logprobs", [-1, 0]),
         ("logprob_token_ids", [list(range(128))]),
@@ -158,6 +160,8 @@ def test_positional_arguments_are_a_type_error() -> None:
         ("stop_token_ids", ["a"]),
         ("stop_token_ids", [-1]),
         ("stream_interval", 0),
+        ("thinking_token_budget", -1),
+        ("thinking_token_budget", True),
         ("logprobs", -2),
         ("logprob_token_ids", list(range(129))),
         ("logit_bias", {"a": 1.0}),

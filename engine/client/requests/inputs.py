@@ -157,12 +157,12 @@ def check_params(params: Any, max_logprobs: int, vocab_size: int | None = None) 
     """Refuse what no request to this engine can have."""
     if not isinstance(params, SamplingParams):
         raise NotImplementedError(f"{type(params).__name__} is not implemented")
-    for name in _ABSENT_FEATURES:
+    for name, given in (
+        ("bad_words_token_ids", "bad_words"),
+        ("thought_tokens", "thinking_token_budget"),
+    ):
         if getattr(params, name) is not None:
-            raise NotImplementedError(f"SamplingParams.{name} is not implemented")
-    if params.bad_words_token_ids is not None:
-        problem = "bad_words_token_ids is written by the engine: give bad_words"
-        raise ValidationError(problem, "bad_words_token_ids", None)
+            raise ValidationError(f"{name} is written by the engine: give {given}", name, None)
     for name in ("logprobs", "prompt_logprobs"):
         number = getattr(params, name)
         if number is not None and max_logprobs != -1 and not 0 <= number <= max_logprobs:
@@ -262,7 +262,6 @@ _TOKEN_IDS = (
     "logprob_token_ids",
     "trace_decode_token_ids",
 )
-_ABSENT_FEATURES = ("thinking_token_budget",)
 
 
 _KEYS = ("prompt", "prompt_token_ids", "cache_salt")

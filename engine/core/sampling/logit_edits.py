@@ -5,7 +5,7 @@ processors, then penalties. The rows of a step are put together, so that everyth
 brought to the logits in one copy; only processors work row by row.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 import torch
 from torch import Tensor
@@ -42,10 +42,23 @@ class LogitEdits:
         self._penalties = Penalties()
         self._processed: list[tuple[int, Sequence]] = []  # rows, by the operator's own code
 
-    def add(self, row: int, sequence: Sequence, seen: SeenTokens) -> bool:
-        """Row by row, in their order. False if that leaves no token. What fails adds nothing."""
-        params, banned = sequence.params, _banned(sequence)
+    def add(
+        self,
+        row: int,
+        sequence: Sequence,
+        seen: SeenTokens,
+        forced: int | None = None,
+        banned: Collection[int] = (),
+    ) -> bool:
+        """Row by row, in their order. False if that leaves no token. What fails adds nothing.
+
+        `forced` is the only token that may be chosen, and `banned` are not, besides what the
+        parameters say.
+        """
+        params, banned = sequence.params, [*_banned(sequence), *banned]
         allowed, biases = params.allowed_token_ids or [], params.logit_bias or {}
+        if forced is not None:
+            allowed = [forced]
         counts = seen.of(sequence) if params.has_penalties else None
         if allowed:
             self._fenced.append(row)

@@ -23,6 +23,7 @@ from engine.core.ops.sampling_reference import ChooseTokens, choose_tokens_refer
 from engine.core.sampling.logit_edits import LogitEdits
 from engine.core.sampling.logits_processors import NONE_LEFT
 from engine.core.sampling.penalties import SeenTokens
+from engine.core.sampling.thoughts import ThoughtCount
 from engine.core.sampling.token_logprobs import LogprobsMode, token_logprobs
 from engine.core.scheduling.sequence import Problem, SampledToken, Sequence
 from engine.core.structured.masks import Fences, StepMasks
@@ -85,8 +86,12 @@ class RowState:
 
     def __init__(self, params: SamplingParams) -> None:
         self.is_greedy = params.is_greedy
+        self.thoughts: ThoughtCount | None = None  # None: it may think as much as it wants
+        if params.thinking_token_budget is not None and params.thought_tokens is not None:
+            self.thoughts = ThoughtCount(params.thinking_token_budget, params.thought_tokens)
         self.edits_logits = bool(
-            params.has_penalties
+            self.thoughts is not None
+            or params.has_penalties
             or params.min_tokens
             or params.logit_bias
             or params.allowed_token_ids
@@ -187,7 +192,10 @@ class Sampler:
             edits = LogitEdits(logits.shape[1])
             for row, (state, sequence) in enumerate(zip(states, sequences, strict=True)):
                 try:
-                    if state.edits_logits and not edits.add(row, sequence, state.seen):
+                    if not state.edits_logits:
+                        continue
+                    forced, banned = _limits(state, sequence, row, fences)
+                    if not edits.add(row, sequence, state.seen, forced, banned):
                         empty_rows.add(row)
                 except ROW_FAULTS as error:
                     logger.exception("%r: its logits could not be edited", sequence)
@@ -237,6 +245,18 @@ def _fenced(tokens: list[SampledToken], fences: Fences) -> list[SampledToken]:
     for row in fences.postponed:
         tokens[row] = SampledToken(-1, is_postponed=True)
     return tokens
+
+
+def _limits(
+    state: RowState, sequence: Sequence, row: int, fences: Fences | None
+) -> tuple[int | None, list[int]]:
+    """The token that must end its thought, and those that would begin another. A form has a say."""
+    if state.thoughts is None:
+        return None, []
+    forced, banned = state.thoughts.limits(sequence)
+    if forced is not None and fences is not None and not fences.allows(row, forced):
+        forced = None
+    return forced, banned
 
 
 def _state_of(sequence: Sequence) -> RowState:

@@ -6,10 +6,6 @@ from engine.config import EngineConfig
 from engine.core.scheduling.sequence import Problem, Sequence
 from engine.pooling import task_problem
 
-ABSENT_FEATURES = (  # of SamplingParams: refused by name rather than ignored
-    "thinking_token_budget",
-)
-
 
 def find_problem(
     sequence: Sequence, config: EngineConfig, vocab_size: int, tasks: Iterable[str]
@@ -33,9 +29,8 @@ def find_problem(
         return ("invalid_request", "a prompt that is pooled has no answer to go on with")
     if (problem := task_problem(sequence.pooling, tasks)) is not None:
         return ("unsupported_parameter", problem)
-    for name in ABSENT_FEATURES:
-        if getattr(sequence.params, name):
-            return ("unsupported_parameter", f"{name} is not implemented")
+    if sequence.params.thinking_token_budget is not None and not sequence.params.thought_tokens:
+        return ("invalid_request", "thinking_token_budget needs thought_tokens")
     if not all(0 <= token < vocab_size for token in _indexing_ids(sequence)):
         return ("invalid_request", f"a token id is not below {vocab_size}")
     rows = sequence.params.prompt_logprob_token_ids or []
@@ -77,5 +72,7 @@ def _indexing_ids(sequence: Sequence) -> Iterator[int]:
         yield from ids or ()
     for word in params.bad_words_token_ids or ():
         yield word[-1]
+    for kind in params.thought_tokens.kinds if params.thought_tokens else ():
+        yield from (*kind.begin, *kind.ends)
     for row in params.prompt_logprob_token_ids or ():
         yield max(0, *row)  # those below 0 stand for none

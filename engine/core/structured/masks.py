@@ -35,6 +35,13 @@ class Fences:
     postponed: frozenset[int]  # there is no mask: no token either
     problems: dict[int, Problem]
 
+    def allows(self, row: int, token: int) -> bool:
+        """Whether this token may be chosen there."""
+        if row not in self.masked:
+            return True
+        word = int(self.masks[self.masked.index(row), token // 32])
+        return bool(word >> token % 32 & 1)
+
     def apply(self, logits: Tensor, send: Send) -> None:
         """Leave only what is allowed. logits: [num_rows, vocab] float32"""
         if not self.masked:

@@ -203,7 +203,6 @@ async def test_impossible_prompt_is_refused(engine: AsyncLLM, prompt: Any) -> No
     [
         {"prompt": {"prompt_embeds": 1}},
         {"prompt": iter("abc")},
-        {"params": SamplingParams(thinking_token_budget=1)},
         {"prompt": "x", "tokenization_kwargs": {"truncation": True}},
     ],
 )

@@ -12,6 +12,7 @@ from engine.core.scheduling.sequence import (
     Sequence,
     Tokens,
 )
+from engine.grammar.thoughts import ThoughtTokens
 from engine.ipc import Utility, UtilityReply
 from tests.engine.helpers.fakes import EOS, FakeModel, SteppedCore
 
@@ -138,6 +139,7 @@ def test_blocks_of_a_sequence_that_ended_are_not_handed_out_while_a_step_writes_
         {"bad_words_token_ids": [[1, 2]]},
         {"logprobs": 1},
         {"trace_decode_token_ids": [4, 5, 6]},
+        {"thinking_token_budget": 9, "thought_tokens": ThoughtTokens([])},
     ],
 )
 def test_who_needs_the_last_token_here_is_waited_for(params: dict[str, Any]) -> None:

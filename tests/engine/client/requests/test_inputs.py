@@ -13,6 +13,7 @@ from engine.client.requests.inputs import (
 )
 from engine.client.text.tokenizer import Tokenizer
 from engine.errors import ValidationError
+from engine.grammar.thoughts import ThoughtTokens
 from engine.sampling_params import SamplingParams
 from tests.engine.helpers.small_tokenizers import build_chatml
 
@@ -90,12 +91,14 @@ def test_token_ids_are_of_the_vocabulary(name: str, ids: Any) -> None:
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("thinking_token_budget", 5),
+        ("bad_words_token_ids", [[1]]),
+        ("thought_tokens", ThoughtTokens([])),
     ],
 )
-def test_absent_features_are_refused_by_name(name: str, value: Any) -> None:
-    with pytest.raises(NotImplementedError, match=name):
+def test_what_the_engine_fills_in_is_refused_by_name(name: str, value: Any) -> None:
+    with pytest.raises(ValidationError, match=name) as caught:
         check_params(SamplingParams(**{name: value}), 5)
+    assert caught.value.parameter == name
 
 
 @pytest.mark.parametrize("name", ["logprobs", "prompt_logprobs"])

@@ -242,8 +242,6 @@ async def test_every_refusal_raises(core: ThreadedCore, tmp_path: Path) -> None:
         ):
             with pytest.raises(ValidationError):
                 await engine.add_request(name, prompt, params(1, **options))
-        with pytest.raises(NotImplementedError):
-            await engine.add_request("r", PROMPT, params(1, thinking_token_budget=1))
         with pytest.raises(QueueOverflowError):
             await engine.add_request("r", PROMPT, params(1, n=65))
         await engine.pause_generation()

@@ -317,10 +317,12 @@ def test_the_model_is_to_blame_where_parameters_left_a_token() -> None:
 def test_a_row_whose_parameters_fail_ends_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     add = LogitEdits.add
 
-    def fail_for_one(edits: LogitEdits, row: int, sequence: Sequence, seen: SeenTokens) -> bool:
+    def fail_for_one(
+        edits: LogitEdits, row: int, sequence: Sequence, seen: SeenTokens, *more: Any
+    ) -> bool:
         if sequence.params.logit_bias == {1: 1.0}:
             raise IndexError("of one row")
-        return add(edits, row, sequence, seen)
+        return add(edits, row, sequence, seen, *more)
 
     monkeypatch.setattr(LogitEdits, "add", fail_for_one)
     logits = random_logits(3)

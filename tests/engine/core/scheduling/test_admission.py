@@ -2,9 +2,12 @@
 
 import pytest
 
+from engine.grammar.thoughts import ThoughtMarks, ThoughtTokens
 from engine.pooling import PoolingParams
 from tests.engine.helpers.fakes import make_request, make_scheduler
 from tests.engine.helpers.scheduler_run import Run
+
+THOUGHTS = ThoughtTokens([ThoughtMarks([1], [5000])])
 
 
 @pytest.mark.parametrize(
@@ -14,7 +17,8 @@ from tests.engine.helpers.scheduler_run import Run
         ({"prompt": [1, 5000]}, "invalid_request"),
         ({"prompt": [1], "allowed_token_ids": [5000]}, "invalid_request"),
         ({"prompt": [1] * 200}, "context_length_exceeded"),
-        ({"prompt": [1], "thinking_token_budget": 1}, "unsupported_parameter"),
+        ({"prompt": [1], "thinking_token_budget": 1}, "invalid_request"),
+        ({"prompt": [1], "thought_tokens": THOUGHTS}, "invalid_request"),
         ({"prompt": [1], "pooling": PoolingParams(task="classify")}, "unsupported_parameter"),
     ],
 )
