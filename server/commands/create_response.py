@@ -24,7 +24,12 @@ from server.commands.reply_target import ReplyTarget, ReplyTargets
 from server.engines.client import ServedModel, ValidationError
 from server.engines.models import Models
 from server.generation.prompts import Prompt, PromptBuilders
-from server.generation.sampling import effective_settings, offered_tools, structured_outputs
+from server.generation.sampling import (
+    choice_problem,
+    effective_settings,
+    offered_tools,
+    structured_outputs,
+)
 from server.live.hub import Hub
 from server.live.subscription import Subscription
 from server.protocol.client_frames import CreateResponse
@@ -289,6 +294,8 @@ class ResponseCreator:
         if offered_tools(settings) and settings.get("output", TEXT) != TEXT:
             problem = "an answer of a given form calls no tools: say tool_choice none with it"
             raise invalid_field("settings.output", problem)
+        if choice := choice_problem(settings):
+            raise invalid_field("settings.tool_choice", choice)
         return settings
 
     def _chosen(self, name: str) -> ServedModel:

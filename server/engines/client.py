@@ -187,6 +187,21 @@ class EngineClient(Protocol):
     def prompt_end(self, prompt_token_ids: Sequence[int], marks: Marks) -> str:
         """The end of a prompt as marked text, in which the answer may have begun."""
 
+    def call_form(
+        self,
+        tools: Mapping[str, Mapping[str, Any]],
+        name: str | None = None,
+        prompt_token_ids: Sequence[int] = (),
+    ) -> StructuredOutputsParams:
+        """The form of an answer to this prompt that calls the tool `name`, or any of `tools`.
+
+        Raises `ValidationError` with the parameter `tool_choice` if the model's calls cannot be
+        held to one, and `tools` if arguments cannot be held to a tool's schema.
+        """
+
+    def thought_tokens(self, prompt_token_ids: Sequence[int]) -> object:
+        """Raise `ValidationError` if the model's thoughts in such an answer cannot be ended."""
+
     @property
     def stats(self) -> EngineLoad | None:
         """None as long as nothing is known."""

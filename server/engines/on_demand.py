@@ -29,6 +29,7 @@ from server.engines.client import (
     RequestOutput,
     RetryableRequestError,
     SamplingParams,
+    StructuredOutputsParams,
     TokensPrompt,
     ValidationError,
 )
@@ -282,6 +283,17 @@ class OnDemandEngine:
 
     def prompt_end(self, prompt_token_ids: Sequence[int], marks: Marks) -> str:
         return self._engine.prompt_end(prompt_token_ids, marks)
+
+    def call_form(
+        self,
+        tools: Mapping[str, Mapping[str, Any]],
+        name: str | None = None,
+        prompt_token_ids: Sequence[int] = (),
+    ) -> StructuredOutputsParams:
+        return self._engine.call_form(tools, name, prompt_token_ids)
+
+    def thought_tokens(self, prompt_token_ids: Sequence[int]) -> object:
+        return self._engine.thought_tokens(prompt_token_ids)
 
     async def metrics(self) -> dict[str, Any]:
         if self._joined is None:

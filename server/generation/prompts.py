@@ -20,10 +20,11 @@ from server.engines.client import (
     EngineClient,
     PromptTooLongError,
     RetryableRequestError,
+    StructuredOutputsParams,
     ValidationError,
 )
 from server.engines.models import Models
-from server.generation.answers import AnswerReader
+from server.generation.answers import AnswerReader, schemas_of
 from server.generation.chat_messages import (
     ChatMessage,
     calls_text,
@@ -31,7 +32,13 @@ from server.generation.chat_messages import (
     is_said,
     template_tools,
 )
-from server.generation.sampling import has_form, offered_tools
+from server.generation.sampling import (
+    has_form,
+    must_call,
+    named_tool,
+    offered_tools,
+    thinking_budget,
+)
 from server.protocol.errors import ApiError, invalid_field
 from sessions.model.records import Message
 from sessions.store.messages import Messages
@@ -52,7 +59,8 @@ class Prompt:
     first_message_id: str | None  # the oldest message kept; None when nothing was left out
     omitted_messages: int
     is_settled: bool = True  # no answer of the history was still being written
-    has_form: bool = False  # that its answer is held to
+    is_held: bool = False  # its answer, to a form, to a call of a tool, or to few thoughts
+    call_form: StructuredOutputsParams | None = None  # of an answer that must call a tool
 
     @property
     def hash(self) -> str:
@@ -61,7 +69,7 @@ class Prompt:
         So a worker of an older version, which knows of no forms, does not go on without one.
         """
         digits = hashlib.sha256(array("I", self.token_ids).tobytes()).hexdigest()[:HASH_DIGITS]
-        return f"{digits}-form" if self.has_form else digits
+        return f"{digits}-form" if self.is_held else digits
 
 
 class PromptBuilders:
@@ -104,7 +112,8 @@ class PromptBuilder:
         `outputs` are what tools gave back, in the place of a text: then the turn that has called
         them always stays, as the message does. Raises `ApiError` `context_length_exceeded` when
         system text and message alone do not fit, `invalid_field` when the model's chat template
-        refuses them or cannot be done with them, and `tools_not_supported`.
+        refuses them or cannot be done with them, `tools_not_supported`, and for what this model's
+        answers cannot be held to `output_format_refused` and `thinking_not_supported`.
         """
         tools = offered_tools(settings)
         if (tools or outputs) and not self._takes_tools:
@@ -129,9 +138,10 @@ class PromptBuilder:
         reserved = min(max_output_tokens, max_model_len // 2)
         room = max(max_model_len - reserved, len(alone))
         is_settled = all(message.status != "in_progress" for message in path)
+        held = self._held(settings, tools, alone)
         history = [message for message in path if is_said(message)]
         if not history:
-            return Prompt(alone, None, 0, is_settled, has_form(settings))
+            return Prompt(alone, None, 0, is_settled, *held)
         start = await self._start(uid, history, tail, len(alone), room)
         while True:
             ids = alone
@@ -145,7 +155,28 @@ class PromptBuilder:
                 len(history),
             )
         first = history[start].id if 0 < start < len(history) else None
-        return Prompt(ids, first, start, is_settled, has_form(settings))
+        return Prompt(ids, first, start, is_settled, *held)
+
+    def _held(
+        self,
+        settings: Mapping[str, Any],
+        tools: Sequence[Mapping[str, Any]],
+        prompt_token_ids: Sequence[int],
+    ) -> tuple[bool, StructuredOutputsParams | None]:
+        """Whether the answer to a prompt that ends in this way is held to something, and how calls
+        are. Raises `ApiError` for what this model cannot be held to.
+        """
+        form, budget = None, thinking_budget(settings)
+        try:
+            if budget is not None:
+                self._engine.thought_tokens(prompt_token_ids)
+            if must_call(settings):
+                schemas, name = schemas_of(tools) or {}, named_tool(settings)
+                form = self._engine.call_form(schemas, name, prompt_token_ids)
+        except ValidationError as error:
+            param = f"settings.{error.parameter}"
+            raise ApiError(_CODES[param], f"{error}", param=param) from error
+        return has_form(settings) or form is not None or budget is not None, form
 
     async def _behind_thought(self, base: str) -> str:
         """The answer's beginning as the model would have written it.
@@ -290,6 +321,13 @@ class PromptBuilder:
         return await tokenizer.apply_chat_template_async(
             messages, answer=base, owner=uid, max_length=max_length, **variables
         )
+
+
+_CODES = {  # of what a model cannot be held to
+    "settings.thinking_token_budget": "thinking_not_supported",
+    "settings.tool_choice": "tools_not_supported",
+    "settings.tools": "output_format_refused",
+}
 
 
 def _turn_begin(path: Sequence[Message]) -> int:

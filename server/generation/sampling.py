@@ -51,10 +51,12 @@ def sampling_params(
     chat_stop: Sequence[str] = (),
     begun: str = "",
     more: Mapping[str, Any] = MappingProxyType({}),
+    call_form: StructuredOutputsParams | None = None,
 ) -> SamplingParams:
     """Effective settings → the engine's parameters; `max_tokens` is what there is room for.
 
-    `begun` is what the prompt has of the answer already, and `more` what no setting says.
+    `begun` is what the prompt has of the answer already, `more` what no setting says, and
+    `call_form` the form of an answer which must call a tool.
     """
     return SamplingParams.from_optional(
         **more,
@@ -71,7 +73,8 @@ def sampling_params(
         seed=settings["seed"],
         max_tokens=max_tokens,
         output_kind=RequestOutputKind.DELTA,
-        structured_outputs=structured_outputs(settings.get("output"), begun),
+        structured_outputs=call_form or structured_outputs(settings.get("output"), begun),
+        thinking_token_budget=thinking_budget(settings),
     )
 
 
@@ -84,6 +87,32 @@ def has_form(settings: Mapping[str, Any]) -> bool:
 def offered_tools(settings: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The tools that settings offer to the model, as they are given."""
     return [] if settings.get("tool_choice") == "none" else settings.get("tools") or []
+
+
+def must_call(settings: Mapping[str, Any]) -> bool:
+    """Whether an answer is held to a call of a tool."""
+    return settings.get("tool_choice") not in (None, "auto", "none")
+
+
+def named_tool(settings: Mapping[str, Any]) -> str | None:
+    """The tool that it must call, if not any."""
+    choice = settings.get("tool_choice")
+    return choice["name"] if isinstance(choice, Mapping) else None
+
+
+def choice_problem(settings: Mapping[str, Any]) -> str | None:
+    """Why no answer can call what it must."""
+    if not must_call(settings):
+        return None
+    name, offered = named_tool(settings), [tool["name"] for tool in offered_tools(settings)]
+    if not offered:
+        return "there are no tools to call"
+    return None if name is None or name in offered else "no such tool is offered"
+
+
+def thinking_budget(settings: Mapping[str, Any]) -> int | None:
+    """How many tokens an answer may think. One that is held to a form has no thoughts."""
+    return None if has_form(settings) else settings.get("thinking_token_budget")
 
 
 def structured_outputs(

@@ -94,6 +94,12 @@ class FunctionTool(Struct, tag="function", forbid_unknown_fields=True, frozen=Tr
     parameters: dict[str, Any] | UnsetType = UNSET
 
 
+class NamedTool(Struct, tag="function", forbid_unknown_fields=True, frozen=True):
+    """The tool of this name must be called."""
+
+    name: Annotated[str, Meta(pattern=r"^[A-Za-z0-9_-]{1,64}\Z")]
+
+
 Output = TextOutput | JsonOutput | SchemaOutput | RegexOutput | ChoiceOutput | GrammarOutput
 
 
@@ -119,7 +125,9 @@ class Settings(Struct, forbid_unknown_fields=True, omit_defaults=True, frozen=Tr
     on_no_viewers: Literal["continue"] | StopAfter | None = None
     output: Output | None = None  # the form that an answer must have
     tools: Annotated[list[FunctionTool], Meta(max_length=MAX_TOOLS)] | None = None
-    tool_choice: Literal["auto", "none"] | None = None  # "none": offered no tool, this time
+    # "none": offered no tool, this time; "required": it must call one, or more.
+    tool_choice: Literal["auto", "none", "required"] | NamedTool | None = None
+    thinking_token_budget: Annotated[int, Meta(ge=0, le=16384)] | None = None
 
     def given(self) -> dict[str, Any]:
         """What is set, as it is stored."""

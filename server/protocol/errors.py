@@ -11,6 +11,7 @@ CODES: dict[str, tuple[str, int]] = {
     "idempotency_key_required": ("invalid_request_error", 400),
     "output_format_refused": ("invalid_request_error", 400),
     "tools_not_supported": ("invalid_request_error", 400),
+    "thinking_not_supported": ("invalid_request_error", 400),
     "call_outputs_missing": ("invalid_request_error", 400),
     "context_length_exceeded": ("invalid_request_error", 400),
     "too_many_subscriptions": ("invalid_request_error", 400),

@@ -43,6 +43,7 @@ Reason = Literal[
     "engine_error",
     "output_format_refused",
     "tools_not_supported",
+    "thinking_not_supported",
     "model_unavailable",
     "store_lost",
 ]

@@ -73,6 +73,11 @@ logger = structlog.get_logger("server")
 FLUSH_SECONDS = 0.025  # between two text events of one answer; the first goes at once
 QUEUE_FRAME_SECONDS = 0.5  # `response.queued` is sent at most twice a second
 PROGRESS_SECONDS = 1.0  # between two `response.progress`
+LATE_REFUSALS: Mapping[str, Reason] = {  # of models that were not loaded when they were asked
+    "output_format_refused": "output_format_refused",
+    "thinking_not_supported": "thinking_not_supported",
+    "tools_not_supported": "tools_not_supported",
+}
 FORM_PROBLEMS = ("grammar_refused", "unsupported_parameter", "invalid_request")  # of the engine
 ENGINE_WAIT_SECONDS = 60.0  # of an answer whose turn comes while there is no engine core
 
@@ -153,9 +158,8 @@ class Producer:
                     end = await self._answer()
         except ApiError as error:  # what it was to answer makes no prompt by now
             logger.warning("no prompt", response_id=run.response_id, code=error.code)
-            knows_no_tools = error.code == "tools_not_supported"
-            reason: Reason = "tools_not_supported" if knows_no_tools else "engine_error"
-            end = End("failed", reason, "released")
+            reason: Reason = LATE_REFUSALS.get(error.code, "engine_error")
+            end = End("failed", reason, "released", message=error.message)
         except ModelLoadError as error:
             logger.warning("model not loaded", model=error.model, error=error.problem, **run.ids)
             end = End("failed", "model_unavailable", "released")
@@ -214,7 +218,7 @@ class Producer:
         room = self._engine.model_config.max_model_len - len(token_ids)
         max_tokens = run.within_budget(min(settings["max_output_tokens"], room))
         chat_stop = self._engine.get_tokenizer().chat_stop
-        params = sampling_params(settings, max_tokens, chat_stop, begun=run.base)
+        params = sampling_params(settings, max_tokens, chat_stop, run.base, run.prompt.call_form)
         return await self.generate(token_ids, params)
 
     async def _read_prompt(self) -> None:

@@ -43,9 +43,11 @@ def call_form(
     `thought` is one that the prompt has begun, and `end_token_ids` end an answer. Raises
     `ValidationError`.
     """
-    return StructuredOutputsParams(
-        grammar=_CallForm(grammar, tools, name, frozenset(end_token_ids)).grammar(thought)
-    )
+    try:
+        text = _CallForm(grammar, tools, name, frozenset(end_token_ids)).grammar(thought)
+    except RecursionError:
+        raise ValidationError("the parameters of a tool are nested too deep", "tools") from None
+    return StructuredOutputsParams(grammar=text)
 
 
 class _CallForm:

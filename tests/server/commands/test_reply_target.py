@@ -8,6 +8,7 @@ import orjson
 import pytest
 
 from engine.client.parsing.formats import grammar_of
+from engine.client.parsing.marks import AddedToken
 from server.commands.exports import as_json, as_markdown
 from server.commands.imports import parse_import
 from server.worker.app import Worker
@@ -159,6 +160,57 @@ async def test_tools_are_refused_of_a_model_that_cannot_call(
     fields["settings"] = {**SETTINGS, "tool_choice": "none"}
     begun = await client.reply("response.create", **fields)
     await client.done(begun["response"]["id"])
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "name": "clock"}])
+async def test_an_answer_that_must_call_is_held_to_a_call(
+    client: LocalClient, engine: CallingEngine, choice: Any
+) -> None:
+    settings = {**SETTINGS, "tool_choice": choice}
+    answer = await client.done(
+        await client.ask(await client.new_session(), "How is it?", settings=settings)
+    )
+    assert answer.done is not None
+    assert answer.done["response"]["status_details"]["reason"] == "tool_calls"
+    assert answer.done["response"]["settings"]["tool_choice"] == choice
+    form = engine.asked[-1].structured_outputs
+    assert form is not None and "clock" in str(form.grammar)
+    assert ("weather" in str(form.grammar)) == (choice == "required")
+
+
+@pytest.mark.parametrize(
+    ("tools", "choice"),
+    [([], "required"), (TOOLS, {"type": "function", "name": "other"})],
+)
+async def test_a_choice_of_what_is_not_offered_is_refused(
+    client: LocalClient, tools: list[Any], choice: Any
+) -> None:
+    fields = {"session_id": await client.new_session(), "idempotency_key": "k", "input": "Hi"}
+    settings = {"tools": tools, "tool_choice": choice}
+    refused = await client.reply("response.create", **fields, settings=settings)
+    assert (refused["error"]["code"], refused["error"]["param"]) == (
+        "invalid_field",
+        "settings.tool_choice",
+    )
+
+
+async def test_a_budget_for_thoughts_reaches_the_engine_or_is_refused(
+    client: LocalClient, engine: CallingEngine
+) -> None:
+    session = await client.new_session()
+    fields = {"session_id": session, "idempotency_key": "k", "input": "Hi"}
+    settings = {"thinking_token_budget": 5}
+    refused = await client.reply("response.create", **fields, settings=settings)
+    assert (refused["error"]["code"], refused["error"]["param"]) == (
+        "thinking_not_supported",
+        "settings.thinking_token_budget",
+    )
+    tokens = [AddedToken(300, "<think>", True), AddedToken(301, "</think>", True)]
+    engine.grammar = grammar_of("<tool_call></tool_call>", tokens)
+    await client.done(
+        (await client.reply("response.create", **fields, settings=settings))["response"]["id"]
+    )
+    assert engine.asked[-1].thinking_token_budget == 5
 
 
 async def test_what_looks_like_a_call_is_text_where_no_tool_is_offered(

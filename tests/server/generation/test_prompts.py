@@ -10,7 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.client.parsing.formats import grammar_of
+from engine.client.parsing.anchors import Anchor
+from engine.client.parsing.formats import FORMATS, grammar_of
+from engine.client.parsing.grammar import Field, Format, Grammar
+from engine.client.parsing.late_calls import LateCalls
+from engine.client.parsing.marks import AddedToken
 from engine.client.templates.process import TemplateEnded, TemplateProcess
 from engine.client.text import tokenizer as tokenizer_module
 from engine.client.text.tokenizer import Tokenizer
@@ -181,14 +185,78 @@ async def test_a_continued_answer_is_no_part_of_a_thought_that_the_prompt_begins
     assert Recording.answers[4:] == ["", behind]
 
 
-async def test_older_workers_know_no_prompt_whose_answer_has_a_form() -> None:
-    found = builder([])
+FUNCTIONS: list[dict[str, Any]] = [
+    {"type": "function", "name": "clock"},
+    {"type": "function", "name": "list", "parameters": {"type": "object"}},
+]
+
+
+def held_builder(format_name: str = "hermes") -> PromptBuilder:
+    engine = Engine()
+    tokens = [AddedToken(300, "<think>", True), AddedToken(301, "</think>", True)]
+    engine.grammar = Grammar(FORMATS[format_name], tokens)
+    return builder([], engine)
+
+
+@pytest.mark.parametrize(
+    "held",
+    [
+        {"output": {"type": "json"}},
+        {"tools": FUNCTIONS, "tool_choice": "required"},
+        {"thinking_token_budget": 3},
+    ],
+)
+async def test_older_workers_know_no_prompt_whose_answer_is_held(held: dict[str, Any]) -> None:
+    free = {name: value for name, value in held.items() if name == "tools"}
     plain, formed = [
-        await found.build("alice", "ses", None, "w", {"max_output_tokens": 1, **more})
-        for more in ({}, {"output": {"type": "json"}})
+        await held_builder().build("alice", "ses", None, "w", {"max_output_tokens": 1, **more})
+        for more in (free, held)
     ]
     assert plain.token_ids == formed.token_ids
     assert formed.hash.startswith(plain.hash) and formed.hash != plain.hash
+
+
+async def test_the_form_of_a_call_comes_with_the_prompt() -> None:
+    settings = {"max_output_tokens": 1, "tools": FUNCTIONS}
+    required, named, auto = [
+        await held_builder().build("alice", "ses", None, "w", {**settings, "tool_choice": choice})
+        for choice in ("required", {"type": "function", "name": "clock"}, "auto")
+    ]
+    assert auto.call_form is None
+    assert required.call_form is not None and named.call_form is not None
+    assert "clock" in str(required.call_form.grammar) and "list" in str(required.call_form.grammar)
+    assert "clock" in str(named.call_form.grammar) and "list" not in str(named.call_form.grammar)
+
+
+@pytest.mark.parametrize(
+    ("format_name", "settings", "code", "param", "named"),
+    [
+        (
+            "qwen_xml",
+            {"tools": [{**FUNCTIONS[1], "parameters": {"minProperties": 1}}]},
+            *("output_format_refused", "settings.tools", "minProperties"),
+        ),
+        ("odd", {"tools": FUNCTIONS}, "tools_not_supported", "settings.tool_choice", "odd"),
+        (
+            "llama",
+            {"tool_choice": "none", "thinking_token_budget": 1},
+            *("thinking_not_supported", "settings.thinking_token_budget", "llama"),
+        ),
+    ],
+)
+async def test_what_the_model_cannot_be_held_to_is_refused_by_name(
+    format_name: str, settings: dict[str, Any], code: str, param: str, named: str
+) -> None:
+    found = held_builder("llama" if format_name == "odd" else format_name)
+    if format_name == "odd":
+        engine = Engine()
+        late = Field("call", Anchor(("<c>",)), None, LateCalls("kv-lines", {}, {}, False))
+        engine.grammar = Grammar(Format("odd", (late,)))
+        found = builder([], engine)
+    given = {"max_output_tokens": 1, "system": "", "tool_choice": "required", **settings}
+    with pytest.raises(ApiError, match=named) as raised:
+        await found.build("alice", "ses", None, "w", given)
+    assert (raised.value.code, raised.value.param) == (code, param)
 
 
 async def test_an_answer_that_fills_the_context_cannot_be_continued() -> None:

@@ -7,7 +7,10 @@ import pytest
 from engine import RequestOutputKind, StructuredOutputsParams
 from server.engines.client import ServedModel, ValidationError
 from server.generation.sampling import (
+    choice_problem,
     effective_settings,
+    must_call,
+    named_tool,
     sampling_params,
     structured_outputs,
 )
@@ -85,6 +88,46 @@ def test_a_response_may_take_back_what_the_session_asks_for() -> None:
     layers = ({"output": {"type": "json"}}, {"output": {"type": "text"}})
     settings = effective_settings(MODEL, 512, *layers)
     assert sampling_params(settings, 5).structured_outputs is None
+
+
+TOOLS = [{"type": "function", "name": "a"}, {"type": "function", "name": "b"}]
+NAMED = {"type": "function", "name": "b"}
+
+
+@pytest.mark.parametrize(
+    ("settings", "is_held", "problem"),
+    [
+        ({"tools": TOOLS}, False, None),
+        ({"tools": TOOLS, "tool_choice": "auto"}, False, None),
+        ({"tool_choice": "none"}, False, None),
+        ({"tools": TOOLS, "tool_choice": "required"}, True, None),
+        ({"tools": TOOLS, "tool_choice": NAMED}, True, None),
+        ({"tools": TOOLS[:1], "tool_choice": NAMED}, True, "no such tool is offered"),
+        ({"tool_choice": "required"}, True, "there are no tools to call"),
+        ({"tools": [], "tool_choice": NAMED}, True, "there are no tools to call"),
+    ],
+)
+def test_a_choice_of_tools_may_hold_the_answer(
+    settings: dict[str, Any], is_held: bool, problem: str | None
+) -> None:
+    assert must_call(settings) is is_held
+    assert choice_problem(settings) == problem
+    if is_held:
+        assert named_tool(settings) == (None if settings["tool_choice"] == "required" else "b")
+
+
+def test_a_call_is_the_form_that_the_engine_is_asked_for() -> None:
+    form = StructuredOutputsParams(grammar="start: /a/")
+    settings = effective_settings(MODEL, 512, {"thinking_token_budget": 7})
+    params = sampling_params(settings, 5, call_form=form)
+    assert (params.structured_outputs, params.thinking_token_budget) == (form, 7)
+
+
+def test_an_answer_of_a_given_form_has_no_thoughts_to_count() -> None:
+    settings = effective_settings(
+        MODEL, 512, {"thinking_token_budget": 7}, {"output": {"type": "json"}}
+    )
+    assert sampling_params(settings, 5).thinking_token_budget is None
 
 
 def test_an_output_that_a_newer_version_has_stored_is_not_ignored() -> None:

@@ -49,6 +49,7 @@ class CallingEngine(ScriptedEngine):
         super().__init__(Dice(seed))
         self.grammar = GRAMMAR
         self.prompts: list[tuple[Sequence[Mapping[str, Any]], Mapping[str, object]]] = []
+        self.asked: list[SamplingParams] = []
         self.first = cut(said, seed)
         self.second = cut(ANSWER, seed)
 
@@ -82,6 +83,7 @@ class CallingEngine(ScriptedEngine):
     ) -> AsyncGenerator[RequestOutput, None]:
         request: Request = self.requests[request_id]
         self.num_requests += 1
+        self.asked.append(sampling_params)
         if on_progress is not None:
             on_progress(RequestProgress(None, 1, 0, 1, scheduled=True))
         words = self.words(prompt["prompt_token_ids"])[len(resume_token_ids) :]

@@ -4,6 +4,8 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from engine.client.holding.call_form import call_form
+from engine.client.holding.thoughts import thought_tokens
 from engine.client.parsing.formats import grammar_of
 from engine.client.parsing.grammar import Grammar
 from engine.client.parsing.marks import Marks
@@ -16,6 +18,7 @@ from server.engines.client import (
     RequestOutput,
     RequestProgress,
     SamplingParams,
+    StructuredOutputsParams,
     TokensPrompt,
 )
 
@@ -73,6 +76,17 @@ class IdleEngine:
 
     def prompt_end(self, prompt_token_ids: Sequence[int], marks: Marks) -> str:
         return ""
+
+    def call_form(
+        self,
+        tools: Mapping[str, Mapping[str, Any]],
+        name: str | None = None,
+        prompt_token_ids: Sequence[int] = (),
+    ) -> StructuredOutputsParams:
+        return call_form(self.grammar, tools, name)
+
+    def thought_tokens(self, prompt_token_ids: Sequence[int]) -> object:
+        return thought_tokens(self.grammar, lambda text: [0])
 
     async def metrics(self) -> dict[str, Any]:
         return {}

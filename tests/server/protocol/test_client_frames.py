@@ -313,6 +313,18 @@ def test_tools_are_stored_as_they_were_given() -> None:
 
 
 @pytest.mark.parametrize(
+    "settings",
+    [
+        {"tool_choice": "required"},
+        {"tool_choice": {"type": "function", "name": "clock"}},
+        {"thinking_token_budget": 0},
+    ],
+)
+def test_what_holds_an_answer_is_stored_as_it_was_given(settings: dict[str, Any]) -> None:
+    assert parse_fields(**CREATE, settings=settings).settings.given() == settings
+
+
+@pytest.mark.parametrize(
     ("settings", "param"),
     [
         ({"tools": [TOOL, TOOL]}, "settings.tools"),
@@ -326,8 +338,12 @@ def test_tools_are_stored_as_they_were_given() -> None:
             {"tools": [{**TOOL, "parameters": {"properties": {"a": 1}}}]},
             "settings.tools[0].parameters",
         ),
-        ({"tool_choice": "required"}, "settings.tool_choice"),
-        ({"tool_choice": {"type": "function", "name": "clock"}}, "settings.tool_choice"),
+        ({"tool_choice": "any"}, "settings.tool_choice"),
+        ({"tool_choice": {"type": "function"}}, "settings.tool_choice"),
+        ({"tool_choice": {"type": "function", "name": "a b"}}, "settings.tool_choice.name"),
+        ({"tool_choice": {"type": "mcp", "name": "clock"}}, "settings.tool_choice.type"),
+        ({"thinking_token_budget": -1}, "settings.thinking_token_budget"),
+        ({"thinking_token_budget": 16385}, "settings.thinking_token_budget"),
     ],
 )
 def test_wrong_tools_are_refused_with_their_place(settings: dict[str, Any], param: str) -> None:

@@ -247,6 +247,17 @@ def test_a_token_that_a_text_may_have_is_no_mark_to_hold_to(tmp_path: Path) -> N
     assert caught.value.parameter == "tool_choice"
 
 
+@pytest.mark.parametrize("name", ["hermes", "qwen_xml"])
+def test_a_schema_without_end_is_refused(name: str) -> None:
+    schema: dict[str, Any] = {"type": "object", "properties": {"a": {"type": "array"}}}
+    inner = schema["properties"]["a"]
+    for _ in range(20_000):
+        inner["items"] = inner = {"type": "array"}
+    with pytest.raises(ValidationError, match="too deep") as caught:
+        call_form(Grammar(FORMATS[name]), {"f": schema})
+    assert caught.value.parameter == "tools"
+
+
 @pytest.mark.parametrize(
     ("tools", "name", "parameter"),
     [
