@@ -1,6 +1,7 @@
 """From what a request asks for to llguidance's matcher. Not in the core's own process."""
 
 import json
+import re
 from typing import Any
 
 import llguidance
@@ -8,6 +9,8 @@ from llguidance import LLMatcher, StructTag
 
 from engine.core.structured.frames import Source
 from engine.errors import one_line
+
+_EXCERPT = re.compile(r"^ *(?:\d+ \|.*|\^ *)\n?", re.M)
 
 # Work of one mask is bounded by llguidance's own defaults: 14 ms in its lexer, 3 ms in its parser.
 LIMITS: dict[str, Any] = {
@@ -31,8 +34,9 @@ def compile_source(source: Source, tokenizer: llguidance.LLTokenizer) -> LLMatch
 
 
 def describe(error: str) -> str:
-    """What llguidance says, without its own state."""
-    return one_line(error.partition("<non-verbose/>")[0].partition("<state>")[0])
+    """What llguidance says, without its own state, and without the lines around the place."""
+    said = error.partition("<non-verbose/>")[0].partition("<state>")[0]
+    return one_line(_EXCERPT.sub("", said))
 
 
 def _grammar(source: Source) -> str:

@@ -146,6 +146,17 @@ async def test_what_cannot_be_held_is_refused_before_anything_is_sent(
     assert engine.get_num_unfinished_requests() == 0
 
 
+async def test_a_schema_that_no_grammar_holds_ends_the_answer_by_name(
+    supervised: Supervised,
+) -> None:
+    engine = supervised.engine
+    form = engine.call_form({"f": {"properties": {"a": {"type": "array", "uniqueItems": True}}}})
+    params = SamplingParams(structured_outputs=form, max_tokens=5)
+    (output,) = [output async for output in engine.generate([5], params, "r")]
+    assert output.error is not None and output.error.code == "grammar_refused"
+    assert "uniqueItems" in output.error.message
+
+
 async def test_each_of_several_answers_has_its_own_thoughts(supervised: Supervised) -> None:
     engine = supervised.engine
     prompt = engine.tokenizer.encode("Hello<think>")

@@ -87,6 +87,7 @@ def test_what_cannot_be_compiled_is_refused_by_name(
     text, end = walker.say(form)
     assert text == "" and end.finish_reason == "error" and end.error is not None
     assert end.error[0] == REFUSED and re.search(named, end.error[1])
+    assert " | " not in end.error[1]  # nothing of the grammar's own lines
 
 
 @pytest.mark.parametrize(
