@@ -6,7 +6,7 @@ https://github.com/guidance-ai/llguidance/blob/main/docs/syntax.md
 from __future__ import annotations
 
 import json
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from engine.client.parsing.marks import MARK, Marks
@@ -15,6 +15,8 @@ from engine.errors import ValidationError
 ANY = "/(?s:.*)/"
 # White space that belongs to nobody; few, so that it is not all of an answer.
 SPACE = "/[ \\n\\r\\t]{1,4}/"
+JSON_SPACE = "[ \\n\\r\\t]{1,32}"  # between its parts: some models find no end of it
+_OF_SPACE = {"whitespace_flexible", "whitespace_pattern"}
 
 
 class Lark:
@@ -65,8 +67,11 @@ class Lark:
             self._lines.append(f"{name}[lazy]: {body}" if is_lazy else f"{name}: {body}")
         return self._names[key]
 
-    def json(self, schema: Any) -> str:
-        """JSON that a schema describes."""
+    def json(self, schema: Mapping[str, Any]) -> str:
+        """JSON that a schema describes, with no more white space than people write."""
+        own = schema.get("x-guidance", {})
+        if isinstance(own, Mapping) and not own.keys() & _OF_SPACE:
+            schema = {**schema, "x-guidance": {**own, "whitespace_pattern": JSON_SPACE}}
         return self.rule(f"%json {json.dumps(schema)}")
 
     def space(self) -> str:

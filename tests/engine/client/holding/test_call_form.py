@@ -134,6 +134,17 @@ def test_a_tool_that_is_named_is_called_once(
     assert not matcher.consume_tokens(vocabulary.encode(WRITTEN[name]))
 
 
+def test_arguments_do_not_wander_through_white_space(
+    vocabularies: Callable[[bool], Vocabulary],
+) -> None:
+    vocabulary = vocabularies(True)
+    matcher = vocabulary.matcher(FORMATS["hermes"], TOOLS)
+    begin, name, rest = WRITTEN["hermes"].partition('"city"')
+    for number, fits_in in ((32, True), (33, False)):
+        ids = vocabulary.encode(begin + "\n" * number + name + rest)
+        assert (matcher.validate_tokens(ids) == len(ids)) is fits_in
+
+
 @pytest.mark.parametrize("name", ["hermes", "mistral_list", "deepseek"])
 def test_text_is_not_let_through(name: str, vocabularies: Callable[[bool], Vocabulary]) -> None:
     vocabulary = vocabularies(True)
