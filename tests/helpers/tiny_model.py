@@ -8,7 +8,7 @@ Both are ordinary Hugging Face folders (config.json, safetensors, tokenizer.json
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -150,6 +150,30 @@ def build_tiny_model(
     with torch.no_grad():
         model.get_output_embeddings().weight[0].zero_()
     return _save(Path(folder), model, _byte_level_tokenizer(), chat_template, eos_token=END_OF_TEXT)
+
+
+def give_marks(folder: Path, marks: Sequence[str]) -> Path:
+    """Make tokens of the vocabulary these marks: the last ones, which no other is merged from."""
+    file = folder / "tokenizer.json"
+    definition = json.loads(file.read_text())
+    vocabulary = definition["model"]["vocab"]
+    by_id = {token_id: token for token, token_id in vocabulary.items()}
+    for token_id, mark in enumerate(marks, VOCAB_SIZE - len(marks)):
+        del vocabulary[by_id[token_id]]
+        definition["added_tokens"].append(
+            {
+                "id": token_id,
+                "content": mark,
+                **dict.fromkeys(
+                    ("single_word", "lstrip", "rstrip", "normalized", "special"), False
+                ),
+            }
+        )
+    definition["model"]["merges"] = [
+        each for each in definition["model"]["merges"] if "".join(each) in vocabulary
+    ]
+    file.write_text(json.dumps(definition))
+    return folder
 
 
 def build_tiny_classifier(

@@ -1,8 +1,7 @@
 """Held answers of a real core: calls after so many thoughts, and the same text after its death."""
 
 import asyncio
-import json
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from engine.client.parsing.formats import grammar_of
 from engine.client.parsing.parser import AnswerParser
 from tests.engine.test_real_core import Supervised
 from tests.helpers.patience import PATIENCE
-from tests.helpers.tiny_model import VOCAB_SIZE, build_tiny_model
+from tests.helpers.tiny_model import build_tiny_model, give_marks
 
 MARKS = ("<think>", "</think>", "<tool_call>", "</tool_call>")
 BUDGET = 9
@@ -26,30 +25,6 @@ CITY = {
     "x-guidance": {"whitespace_flexible": False},
 }
 TOOLS: dict[str, dict[str, Any]] = {"weather": CITY, "map": CITY}
-
-
-def give_marks(folder: Path, marks: Sequence[str]) -> Path:
-    """Make tokens of the vocabulary these marks: the last ones, which no other is merged from."""
-    file = folder / "tokenizer.json"
-    definition = json.loads(file.read_text())
-    vocabulary = definition["model"]["vocab"]
-    by_id = {token_id: token for token, token_id in vocabulary.items()}
-    for token_id, mark in enumerate(marks, VOCAB_SIZE - len(marks)):
-        del vocabulary[by_id[token_id]]
-        definition["added_tokens"].append(
-            {
-                "id": token_id,
-                "content": mark,
-                **dict.fromkeys(
-                    ("single_word", "lstrip", "rstrip", "normalized", "special"), False
-                ),
-            }
-        )
-    definition["model"]["merges"] = [
-        each for each in definition["model"]["merges"] if "".join(each) in vocabulary
-    ]
-    file.write_text(json.dumps(definition))
-    return folder
 
 
 @pytest.fixture(scope="module")
