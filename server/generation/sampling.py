@@ -50,13 +50,13 @@ def sampling_params(
     max_tokens: int,
     chat_stop: Sequence[str] = (),
     begun: str = "",
-    more: Mapping[str, Any] = MappingProxyType({}),
     call_form: StructuredOutputsParams | None = None,
+    more: Mapping[str, Any] = MappingProxyType({}),
 ) -> SamplingParams:
     """Effective settings → the engine's parameters; `max_tokens` is what there is room for.
 
-    `begun` is what the prompt has of the answer already, `more` what no setting says, and
-    `call_form` the form of an answer which must call a tool.
+    `begun` is what the prompt has of the answer already, `call_form` the form of an answer which
+    must call a tool, and `more` what no setting says.
     """
     return SamplingParams.from_optional(
         **more,

@@ -119,6 +119,7 @@ class ChatRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     top_k: Annotated[int, Meta(ge=-1, le=1000)] | None = None
     min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
     repetition_penalty: Annotated[float, Meta(ge=0.1, le=10)] | None = None
+    thinking_token_budget: Annotated[int, Meta(ge=0)] | None = None
     # without effect
     metadata: dict[str, Any] | None = None
     user: str | None = None
@@ -162,8 +163,6 @@ class ChatRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
             raise not_here("modalities", "answers are text")
         if self.store:
             raise not_here("store", "calls of this route are not kept; sessions are")
-        if self.tool_choice not in (None, "auto", "none"):
-            raise not_here("tool_choice", "it is auto or none")
         if self.parallel_tool_calls is False and self.tools:
             raise not_here("parallel_tool_calls", "a model may call several tools at once")
 
@@ -182,7 +181,8 @@ class ChatRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
             "logprobs": (self.top_logprobs or 0) if self.logprobs else None,
             "output": _output(self.response_format),
             "tools": _tools(self.tools),
-            "tool_choice": self.tool_choice,
+            "tool_choice": _tool_choice(self.tool_choice),
+            "thinking_token_budget": self.thinking_token_budget,
         }
         return {name: value for name, value in given.items() if value is not None}
 
@@ -249,6 +249,12 @@ def _output(asked: ResponseFormat | None) -> Mapping[str, Any] | None:
             return {"type": "json_schema", "schema": schema.schema_}
         case _:
             return None
+
+
+def _tool_choice(asked: str | NamedTool | None) -> Any:
+    if isinstance(asked, NamedTool):
+        return {"type": "function", "name": asked.function.name}
+    return asked
 
 
 def _tools(asked: Sequence[ToolDefinition] | None) -> list[dict[str, Any]] | None:

@@ -29,8 +29,11 @@ from server.generation.answers import schemas_of
 from server.generation.cache_salts import CacheSalts
 from server.generation.chat_messages import template_tools
 from server.generation.sampling import (
+    choice_problem,
     effective_settings,
     has_form,
+    must_call,
+    named_tool,
     offered_tools,
     sampling_params,
 )
@@ -94,7 +97,8 @@ class StatelessAnswers:
         finally:
             self._admission.num_beginning -= 1
         room = engine.model_config.max_model_len - len(token_ids)
-        params = self._params(asked, settings, _tokens(settings, room, budget, token_ids), engine)
+        max_tokens = _tokens(settings, room, budget, token_ids)
+        params = _params(engine, asked, settings, token_ids, max_tokens)
         work = Work(
             engine,
             token_ids,
@@ -154,6 +158,11 @@ class StatelessAnswers:
         settings = effective_settings(model, self._models.context(model.name), asked.settings)
         if "max_output_tokens" not in asked.settings:
             settings["max_output_tokens"] = self._models.context(model.name)
+        if offered_tools(settings) and has_form(settings):
+            problem = "an answer of a given form calls no tools: say tool_choice none with it"
+            raise invalid_field("response_format", problem)
+        if choice := choice_problem(settings):
+            raise invalid_field("tool_choice", choice)
         return settings
 
     async def _prompt(
@@ -177,22 +186,34 @@ class StatelessAnswers:
             raise invalid_field("prompt", "the prompt is empty")
         return token_ids
 
-    def _params(
-        self, asked: Asked, settings: Mapping[str, Any], max_tokens: int, engine: EngineClient
-    ) -> list[SamplingParams]:
-        chat_stop = engine.get_tokenizer().chat_stop if asked.prompt is None else ()
-        try:
-            return [
-                sampling_params(
-                    {**settings, "seed": settings["seed"] + number},
-                    max_tokens,
-                    chat_stop,
-                    more=asked.parameters,
-                )
-                for number in range(asked.num_answers)
-            ]
-        except ValidationError as error:
-            raise invalid_field(error.parameter or "", f"{error}") from error
+
+def _params(
+    engine: EngineClient,
+    asked: Asked,
+    settings: Mapping[str, Any],
+    token_ids: Sequence[int],
+    max_tokens: int,
+) -> list[SamplingParams]:
+    chat_stop = engine.get_tokenizer().chat_stop if asked.prompt is None else ()
+    form = None
+    try:
+        if settings.get("thinking_token_budget") is not None:
+            engine.thought_tokens(token_ids)
+        if must_call(settings):
+            schemas = schemas_of(offered_tools(settings)) or {}
+            form = engine.call_form(schemas, named_tool(settings), token_ids)
+        return [
+            sampling_params(
+                {**settings, "seed": settings["seed"] + number},
+                max_tokens,
+                chat_stop,
+                call_form=form,
+                more=asked.parameters,
+            )
+            for number in range(asked.num_answers)
+        ]
+    except ValidationError as error:
+        raise invalid_field(error.parameter or "", f"{error}") from error
 
 
 async def _render(

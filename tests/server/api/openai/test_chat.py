@@ -127,6 +127,7 @@ async def test_a_worker_that_leaves_says_so_in_the_stream(house: House) -> None:
         ({"nonsense": 1}, 400, "invalid_field", "nonsense"),
         ({"logit_bias": {"-1": 1}}, 400, "invalid_field", "logit_bias"),
         ({"response_format": {"type": "json_schema"}}, 400, "invalid_field", None),
+        ({"tool_choice": "required"}, 400, "invalid_field", "tool_choice"),
     ],
 )
 async def test_what_cannot_be_answered_is_refused(

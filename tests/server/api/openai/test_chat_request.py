@@ -49,6 +49,12 @@ def test_nothing_is_asked_for_that_was_not_said() -> None:
             {"tools": [{"type": "function", **WEATHER}], "tool_choice": "none"},
         ),
         ({"tools": []}, {}),
+        ({"tool_choice": "required"}, {"tool_choice": "required"}),
+        (
+            {"tool_choice": {"type": "function", "function": {"name": "weather"}}},
+            {"tool_choice": {"type": "function", "name": "weather"}},
+        ),
+        ({"thinking_token_budget": 7}, {"thinking_token_budget": 7}),
         ({"top_k": 3, "min_p": 0.1}, {"top_k": 3, "min_p": 0.1}),
         ({"user": "u", "metadata": {"a": "b"}, "store": False, "service_tier": "auto"}, {}),
     ],
