@@ -30,6 +30,7 @@ PARTS = {
     "end_to_end/faults/test_topologies.py": "outages",
     "end_to_end/redis/test_redis_": "outages",
     "engine/core/ops/test_levels.py": "levels",
+    "engine/core/structured/": "forms",
     "compat/": "compat",
     "csrc/test_decoder.py": "levels",
     "csrc/": "cuda",

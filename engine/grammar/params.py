@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from engine.errors import check_text, refuse
+from engine.grammar.walk import change_schemas
 
 MAX_GRAMMAR_BYTES = 256 * 1024  # of a schema, a pattern, a grammar, or all choices together
 MAX_CHOICES = 10_000
@@ -95,7 +96,7 @@ class StructuredOutputsParams(msgspec.Struct, kw_only=True, omit_defaults=True):
             own = schema.get("x-guidance")
             schema = {**schema, "x-guidance": {**(own if isinstance(own, dict) else {}), **options}}
         if self.disable_additional_properties:
-            schema = _closed(schema)
+            schema = change_schemas(schema, _closed)
         try:
             text = json.dumps(schema, ensure_ascii=False, allow_nan=False)
         except (ValueError, TypeError) as error:
@@ -153,25 +154,9 @@ def _check_depth(schema: object) -> None:
             waiting += [(each, depth + 1) for each in value]
 
 
-def _closed(schema: Any) -> Any:
-    """The schema whose objects have no other properties, unless they say that they have."""
-    if isinstance(schema, list):
-        return [_closed(each) for each in schema]
-    if not isinstance(schema, dict):
-        return schema
-    closed = {
-        name: {key: _closed(each) for key, each in value.items()}
-        if name in _MAPS and isinstance(value, dict)
-        else value
-        if name in _VALUES
-        else _closed(value)
-        for name, value in schema.items()
-    }
+def _closed(schema: dict[str, Any]) -> dict[str, Any]:
+    """A schema whose objects have no other properties, unless it says that they have."""
     is_object = "properties" in schema or schema.get("type") == "object"
     if is_object and not {"additionalProperties", "patternProperties"} & schema.keys():
-        closed["additionalProperties"] = False
-    return closed
-
-
-_MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
-_VALUES = ("const", "enum", "default", "examples", "x-guidance")  # no schemas
+        return {**schema, "additionalProperties": False}
+    return schema

@@ -8,6 +8,7 @@ import llguidance
 from llguidance import LLMatcher, StructTag
 
 from engine.core.structured.frames import Source
+from engine.core.structured.schemas import problems_of, tighten
 from engine.errors import one_line
 
 _EXCERPT = re.compile(r"^ *(?:\d+ \|.*|\^ *)\n?", re.M)
@@ -33,6 +34,12 @@ def compile_source(source: Source, tokenizer: llguidance.LLTokenizer) -> LLMatch
     return matcher
 
 
+def warnings_of(source: Source, matcher: LLMatcher) -> list[str]:
+    """What is not held of a lenient schema."""
+    own = problems_of(json.loads(source.text)) if source.kind == "json" else ()
+    return [describe(warning) for warning in (*matcher.get_grammar_warnings(), *own)]
+
+
 def describe(error: str) -> str:
     """What llguidance says, without its own state, and without the lines around the place."""
     said = error.partition("<non-verbose/>")[0].partition("<state>")[0]
@@ -42,7 +49,8 @@ def describe(error: str) -> str:
 def _grammar(source: Source) -> str:
     match source.kind:
         case "json":
-            return LLMatcher.grammar_from_json_schema(source.text)
+            schema = json.dumps(tighten(json.loads(source.text)), ensure_ascii=False)
+            return LLMatcher.grammar_from_json_schema(schema)
         case "tags":
             return _of_tags(json.loads(source.text))
         case "grammar":
@@ -74,7 +82,8 @@ def _of_tags(asked: Any) -> str:
         schema = structure.get("schema", {})
         if not isinstance(schema, dict):
             raise ValueError("the schema of a structure must be an object")
-        tags.append(StructTag(trigger=named[0], begin=begin, grammar=schema, end=end))
+        grammar = tighten(schema)
+        tags.append(StructTag(trigger=named[0], begin=begin, grammar=grammar, end=end))
     if not tags:
         raise ValueError("there are no structures")
     return StructTag.to_grammar(tags, assume_special=False)

@@ -9,7 +9,7 @@ import signal
 
 import llguidance
 
-from engine.core.structured.compiling import compile_source, describe
+from engine.core.structured.compiling import compile_source, describe, warnings_of
 from engine.core.structured.frames import PROOF_SECONDS, Source, Verdict
 
 PROOF_BYTES = 512 * 2**20  # beside what the process has at its start
@@ -49,7 +49,7 @@ def prove(source: Source, tokenizer: llguidance.LLTokenizer) -> Verdict:
         matcher = compile_source(source, tokenizer)
     except ValueError as error:
         return Verdict(str(error))
-    warnings = matcher.get_grammar_warnings()[:MAX_WARNINGS]
+    warnings = warnings_of(source, matcher)[:MAX_WARNINGS]
     chosen = random.Random(0)
     for _ in range(NUM_TRIAL_TOKENS):
         mask = int.from_bytes(matcher.compute_bitmask(), "little")
@@ -60,4 +60,4 @@ def prove(source: Source, tokenizer: llguidance.LLTokenizer) -> Verdict:
         place = chosen.randrange(mask.bit_length())
         mask >>= place
         matcher.consume_token(place + (mask & -mask).bit_length() - 1)
-    return Verdict(warnings=[describe(warning) for warning in warnings])
+    return Verdict(warnings=warnings)

@@ -11,6 +11,7 @@ from engine import demo_model
 from engine.core.structured.compiling import compile_source
 from engine.core.structured.frames import Source
 from engine.core.structured.proof import prove
+from tests.engine.helpers.forms.documents import accepts
 from tests.helpers.root import ROOT
 
 TAKEN: dict[str, Any] = {
@@ -45,11 +46,49 @@ TAKEN: dict[str, Any] = {
     "exclusiveMaximum": {"type": "number", "exclusiveMaximum": 1},
     "multipleOf": {"type": "integer", "multipleOf": 3},
 }
+# Of the schemas above: documents that they allow, and documents that they forbid.
+DOCUMENTS: dict[str, tuple[list[str], list[str]]] = {
+    "type": (['"a"', "null"], ["1", "[]", "{}", "true"]),
+    "enum": (["1", '"a"', "null"], ["2", '"b"', "false", "[1]"]),
+    "const": (['{"a": 1}'], ['{"a": 2}', "{}", '{"a": 1, "b": 1}']),
+    "$ref": (["[[], [[]]]", "1"], []),
+    "$defs": (["null"], ["0"]),
+    "definitions": (["null"], ["0"]),
+    "$anchor": (["null"], ["0"]),
+    "$id": (["null"], ["0"]),
+    "allOf": (['"a"'], ['""', "1"]),
+    "anyOf": (['""', "null"], ["1"]),
+    "oneOf": (['""', "null"], ["1"]),
+    "properties": (['{"a": 1}', "{}", "3"], []),
+    "required": (['{"a": 1}', '{"a": 1, "b": 2}'], ["{}", '{"b": 1}']),
+    "additionalProperties": (["{}", '{"a": ""}'], ['{"a": 1}', '{"a": "", "b": 1}']),
+    "patternProperties": (['{"ab": null}', '{"b": 1}'], ['{"ab": 1}', '{"a": ""}']),
+    "minProperties": (['{"a": 1}'], ["{}"]),
+    "maxProperties": (["{}", '{"a": 1, "b": 1, "c": 1}'], ['{"a": 1, "b": 1, "c": 1, "d": 1}']),
+    "items": (["[]", "[null, null]"], ["[1]", "[null, 1]"]),
+    "prefixItems": (["[]", "[null, 1]"], ["[1]"]),
+    "additionalItems": (["[]", "[null]"], ["[1]", "[null, null]"]),
+    "minItems": (["[1, 1]"], ["[]", "[1]"]),
+    "maxItems": (["[]", "[1, 1]"], ["[1, 1, 1]"]),
+    "minLength": (['"ab"', '"🐲🐲"', '"\\n\\n"'], ['""', '"a"', '"🐲"', '"\\n"']),
+    "maxLength": (['""', '"🐲🐲"', '"\\n\\n"'], ['"abc"', '"🐲🐲🐲"']),
+    "pattern": (['"a"', '"aa"'], ['""', '"ab"', '"a\\n"']),
+    "minimum": (["1.5", "2", "10.25"], ["1.4", "0", "-2"]),
+    "maximum": (["5", "-99"], ["6", "55"]),
+    "exclusiveMinimum": (["2", "100"], ["1", "0"]),
+    "exclusiveMaximum": (["0.99", "-1"], ["1", "1.0", "1.01"]),
+    "multipleOf": (["0", "3", "-9", "3333"], ["1", "3334"]),
+}
 REFUSED: dict[str, Any] = {
     "$dynamicRef": {"$dynamicRef": "#a"},
+    "$dynamicAnchor": {"$dynamicAnchor": "a"},
+    "$recursiveRef": {"$recursiveRef": "#"},
+    "$recursiveAnchor": {"$recursiveAnchor": True},
     "oneOf": {"oneOf": [{"type": "string"}, {"minLength": 3}]},
     "not": {"not": {"type": "string"}},
     "if": {"if": {"type": "string"}, "then": {"minLength": 1}},
+    "then": {"if": {"type": "string"}, "then": {"minLength": 1}},
+    "else": {"if": {"type": "string"}, "else": {"type": "null"}},
     "propertyNames": {"type": "object", "propertyNames": {"pattern": "^a"}},
     "dependentRequired": {"type": "object", "dependentRequired": {"a": ["b"]}},
     "dependentSchemas": {"type": "object", "dependentSchemas": {"a": {}}},
@@ -58,6 +97,7 @@ REFUSED: dict[str, Any] = {
     "uniqueItems": {"type": "array", "uniqueItems": True},
     "contains": {"type": "array", "contains": {"type": "null"}},
     "minContains": {"type": "array", "contains": {}, "minContains": 2},
+    "maxContains": {"type": "array", "contains": {}, "maxContains": 2},
     "unevaluatedItems": {"type": "array", "unevaluatedItems": False},
 }
 FORMATS = (
@@ -81,11 +121,15 @@ def table() -> list[list[str]]:
 
 
 @pytest.mark.parametrize("keyword", TAKEN)
-def test_a_keyword_of_the_left_side_is_taken(
+def test_a_keyword_of_the_left_side_is_taken_and_held(
     tokenizer: llguidance.LLTokenizer, keyword: str
 ) -> None:
     verdict = prove(Source("json", json.dumps(TAKEN[keyword])), tokenizer)
     assert (verdict.problem, verdict.warnings) == ("", [])
+    matcher = compile_source(Source("json", json.dumps(TAKEN[keyword])), tokenizer)
+    held, forbidden = DOCUMENTS[keyword]
+    assert [text for text in held if not accepts(tokenizer, matcher, text)] == []
+    assert [text for text in forbidden if accepts(tokenizer, matcher, text)] == []
 
 
 @pytest.mark.parametrize("keyword", REFUSED)
