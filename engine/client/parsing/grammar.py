@@ -71,6 +71,7 @@ class Grammar:
         self.marks = Marks(tokens, format_.markers)
         self.starts = None if format_.starts is None else self._watch(format_.starts)
         self._ends = {id(each): self._end_of(each) for each in format_.fields}
+        self._spelled = {id(each) for each in format_.fields if self._is_spelled(each.ends)}
         self._nothing = self._watch()
         self._outside = {has_calls: self._begin_of(has_calls) for has_calls in (True, False)}
 
@@ -106,6 +107,10 @@ class Grammar:
         """Whether this, which was found, is a token, and not what a text may spell."""
         return any(is_mark(character) for character in marker)
 
+    def is_spelled(self, field: Field) -> bool:
+        """Whether nothing that ends it is a token, or has what could end a text of JSON."""
+        return id(field) in self._spelled
+
     def _begin_of(self, has_calls: bool) -> tuple[Watch, Sequence[Field | None]]:
         fields: list[Field | None] = []
         anchors = []
@@ -120,6 +125,13 @@ class Grammar:
 
     def _end_of(self, field: Field) -> Watch:
         return self._watch() if field.ends is None else self._watch(field.ends)
+
+    def _is_spelled(self, ends: Anchor | None) -> bool:
+        if ends is None or ends.pattern is not None:
+            return False
+        return not any(
+            self.is_certain(each) or '"' in each for each in map(self.marks.mark, ends.texts)
+        )
 
     def _watch(self, *anchors: Anchor) -> Watch:
         mark = self.marks.mark

@@ -202,7 +202,8 @@ class AnswerParser:
             self._fail()
 
     def _read_call(self, body: Body, is_end: bool) -> bool:
-        found, pending = self._grammar.end_of(self._field).look(self._text, self._at, is_end=is_end)
+        field = self._field
+        found, pending = self._grammar.end_of(field).look(self._text, self._at, is_end=is_end)
         end = pending if found is None else found.start
         if self._at < end and not body.is_done:
             self._at += body.feed(self._text[self._at : end])
@@ -214,6 +215,8 @@ class AnswerParser:
             return True
         self._at = end  # after the calls of a region
         if found is None:
+            if self._at < len(self._text) and body.in_string and self._grammar.is_spelled(field):
+                self._at += body.feed(self._text[self._at :])  # there it would be a text's as well
             if is_end:
                 self._leave_call(is_cut=True)
             return is_end

@@ -1,6 +1,7 @@
 """Seeded answers as models write them, in each format, with what they say."""
 
 import json
+import os
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -112,6 +113,13 @@ def read(grammar: Grammar, pieces: Sequence[str], prompt: str = "") -> list[Even
     parser = AnswerParser(grammar, tools=TOOLS, prompt=prompt)
     events = [event for piece in pieces for event in parser.feed(piece)]
     return events + parser.finish()
+
+
+def new_seed() -> int:
+    """Printed, and repeated by `CUTS_SEED`."""
+    seed = int(os.environ.get("CUTS_SEED", random.SystemRandom().randrange(1 << 32)))
+    print(f"CUTS_SEED={seed}")
+    return seed
 
 
 def cut(rng: random.Random, text: str) -> list[str]:

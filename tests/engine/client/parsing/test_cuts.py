@@ -15,13 +15,15 @@ from tests.engine.client.parsing.answers import (
     WRITTEN,
     Writer,
     cut,
+    new_seed,
     read,
     said,
     tokens_of,
 )
 
 CUTS_OF_ONE = 5
-NUM_CUTS = [500, pytest.param(10_000, marks=pytest.mark.slow)]
+MANY_CUTS = 10_000
+NUM_CUTS = [500, pytest.param(MANY_CUTS, marks=pytest.mark.slow)]
 MARKERS = (
     *("<think>", "</think>", "<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"),
     *("[THINK]", "[/THINK]", "<|python_tag|>", "<arg_key>", "</arg_key>", "<arg_value>"),
@@ -76,7 +78,7 @@ def _without_space(text: str) -> str:
     return "".join(text.split())
 
 
-def _break(rng: random.Random, grammar: Grammar, text: str) -> str:
+def broken(rng: random.Random, grammar: Grammar, text: str) -> str:
     """What a model might write that goes wrong."""
     marks = [grammar.marks.mark(each) for each in MARKERS]
     for _ in range(rng.randint(1, 4)):
@@ -87,11 +89,17 @@ def _break(rng: random.Random, grammar: Grammar, text: str) -> str:
     return text[: rng.randint(0, len(text))] if rng.random() < 0.3 else text
 
 
+def seeds(num_cuts: int) -> range:
+    """Of as many answers. The long runs have new ones each time."""
+    first = 0 if num_cuts < MANY_CUTS else new_seed()
+    return range(first, first + num_cuts // CUTS_OF_ONE)
+
+
 @pytest.mark.parametrize("num_cuts", NUM_CUTS)
 @pytest.mark.parametrize("name", WRITTEN)
 def test_events_say_what_the_model_wrote_however_it_is_cut(name: str, num_cuts: int) -> None:
     num_calls = 0
-    for seed in range(num_cuts // CUTS_OF_ONE):
+    for seed in seeds(num_cuts):
         rng = random.Random(f"{name}{seed}")
         has_tokens = rng.random() < 0.6
         grammar = _grammar(name, rng, has_tokens=has_tokens)
@@ -114,11 +122,11 @@ def test_events_say_what_the_model_wrote_however_it_is_cut(name: str, num_cuts: 
 @pytest.mark.parametrize("name", WRITTEN)
 def test_what_is_broken_says_the_same_however_it_is_cut(name: str, num_cuts: int) -> None:
     num_calls: Counter[bool | None] = Counter()
-    for seed in range(num_cuts // CUTS_OF_ONE):
+    for seed in seeds(num_cuts):
         rng = random.Random(f"broken {name}{seed}")
         has_tokens = rng.random() < 0.6
         grammar = _grammar(name, rng, has_tokens=has_tokens)
-        text = _break(rng, grammar, Writer(rng, grammar, has_tokens=has_tokens).write())
+        text = broken(rng, grammar, Writer(rng, grammar, has_tokens=has_tokens).write())
         events = joined(read(grammar, [text]))
         num_calls.update(is_valid for *_, is_valid in said(events).calls)
         for _ in range(CUTS_OF_ONE):

@@ -84,6 +84,28 @@ def test_arguments_leave_with_their_token() -> None:
     assert events[6:] == [[CallArguments(0, '"}')], [CallEnd(0, True)]]
 
 
+@pytest.mark.parametrize(
+    ("name", "before", "pieces"),
+    [
+        ("hermes", '<tool_call>{"name": "x", "arguments": {"a": "', ["b</too", "l_call", "> c"]),
+        (
+            "deepseek",
+            '<｜tool▁call▁begin｜>x<｜tool▁sep｜>{"a": "',
+            ["b<｜tool", "▁call▁en", "d c"],
+        ),
+        ("harmony", '<|channel|>commentary to=x<|message|>{"a": "', ["b<|", "cal", "l|>"]),
+        ("glm", "<tool_call>x\n<arg_key>a</arg_key><arg_value>", ["b</tool", "_call", "> c"]),
+    ],
+)
+def test_what_spells_an_end_within_a_text_waits_for_nothing(
+    name: str, before: str, pieces: list[str]
+) -> None:
+    parser = AnswerParser(Grammar(FORMATS[name]), tools=TOOLS)
+    parser.feed(before)
+    for piece in pieces:
+        assert parser.feed(piece) == [CallArguments(0, piece)]
+
+
 def test_a_call_begins_with_its_name() -> None:
     parser = _parser()
     assert parser.feed('<tool_call>{"name": "sea') == []

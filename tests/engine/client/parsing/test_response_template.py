@@ -2,6 +2,7 @@
 
 import copy
 import random
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -26,6 +27,7 @@ from engine.client.parsing.response_template import (
     read_response_template,
 )
 from tests.engine.client.parsing.answers import TOOLS, Writer, cut, read, said
+from tests.engine.client.parsing.test_cuts import CUTS_OF_ONE, NUM_CUTS, broken, seeds
 
 FUNCTION = {"name": "{name}", "arguments": "{content}"}
 QWEN = {  # as transformers serves Qwen 2 and 3
@@ -192,6 +194,26 @@ def test_transformers_says_the_same(name: str, num_answers: int) -> None:
         # A second text takes the place of the first one there.
         assert found.text.strip().endswith(message.get("content", "")), (seed, text)
     assert num_compared > num_answers / 2
+
+
+@pytest.mark.parametrize("num_cuts", NUM_CUTS)
+@pytest.mark.parametrize("name", CASES)
+def test_events_say_the_same_however_an_answer_is_cut(name: str, num_cuts: int) -> None:
+    """Whole ones, and such that go wrong."""
+    template, format_name, prompt = CASES[name]
+    grammar, written_by = Grammar(read_response_template(template)), Grammar(FORMATS[format_name])
+    num_calls: Counter[bool | None] = Counter()
+    for seed in seeds(num_cuts):
+        rng = random.Random(f"cut {name}{seed}")
+        text = Writer(rng, written_by, has_tokens=False).write()
+        text = text if rng.random() < 0.5 else broken(rng, written_by, text)
+        events = joined(read(grammar, [text], prompt))
+        num_calls.update(is_valid for *_, is_valid in said(events).calls)
+        for _ in range(CUTS_OF_ONE):
+            pieces = cut(rng, text)
+            assert joined(read(grammar, pieces, prompt)) == events, (seed, pieces)
+    assert num_calls[None] == 0  # each call has an end
+    assert min(num_calls[True], num_calls[False]) > num_cuts // CUTS_OF_ONE / 50
 
 
 def test_a_dialect_is_read_when_the_call_is_over() -> None:
