@@ -127,11 +127,10 @@ class Grammar:
         return self._watch() if field.ends is None else self._watch(field.ends)
 
     def _is_spelled(self, ends: Anchor | None) -> bool:
-        if ends is None or ends.pattern is not None:
+        if ends is None:
             return False
-        return not any(
-            self.is_certain(each) or '"' in each for each in map(self.marks.mark, ends.texts)
-        )
+        markers = map(self.marks.mark, (*ends.texts, ends.pattern or ""))
+        return not any(self.is_certain(each) or '"' in each for each in markers)
 
     def _watch(self, *anchors: Anchor) -> Watch:
         mark = self.marks.mark

@@ -40,6 +40,7 @@ ENDS = (
     *("", " ", "\n", "x", '"', "\\", "}", "]", '"}', '"}}', '"]}', "0", ",", ": ", "null", "{"),
     *("```", "\n```", "; {", ">", "</", "<|", "é", "1}", "true}}"),
 )
+TAGS = ("<function=", "</function>", "<parameter=", "</parameter>")
 LONGEST_END = 24
 MAX_PLACES = 8  # where one end of the text is in others
 NUM_OTHERS = 12  # rests of other answers
@@ -102,7 +103,12 @@ def check(
             continue
         rows = [
             list(atoms(read(grammar, [before + rest], prompt)))
-            for rest in {text[len(before) :], *continuations, *_completed(before, others)}
+            for rest in {
+                text[len(before) :],
+                *continuations,
+                *_completed(before, others),
+                *_completed(before, [f"{mark}x" for mark in (*marks, *TAGS)]),
+            }
         ]
         certain = common(rows)
         if certain and certain[-1][0] == "end":

@@ -253,6 +253,13 @@ def test_the_name_leaves_before_the_arguments() -> None:
     assert parser.feed("<parameter=city>") == [*begin, CallArguments(0, '{"city": "')]
 
 
+def test_what_spells_an_end_within_a_value_waits_for_nothing() -> None:
+    parser = AnswerParser(Grammar(read_response_template(XML)), tools=TOOLS)
+    parser.feed("<tool_call><function=search><parameter=city>")
+    for piece in ("Rome </func", "tion> </tool", "_call here"):
+        assert parser.feed(piece) == [CallArguments(0, piece)]
+
+
 def test_what_is_plain_in_a_template_is_streamed() -> None:
     (field,) = (each for each in read_response_template(XML).fields if each.role == "call")
     assert isinstance(field.body, PairCalls)
