@@ -291,6 +291,9 @@ class ResponseCreator:
         except ValidationError as error:
             message = f"{error}"
             raise ApiError("output_format_refused", message, param="settings.output") from error
+        if any(tool["type"] == "mcp" for tool in offered_tools(settings)):
+            message = "this server runs no tools: its operator has configured none"
+            raise ApiError("tool_not_found", message, param="settings.tools")
         if offered_tools(settings) and settings.get("output", TEXT) != TEXT:
             problem = "an answer of a given form calls no tools: say tool_choice none with it"
             raise invalid_field("settings.output", problem)

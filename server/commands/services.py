@@ -1,6 +1,7 @@
 """What the doors of one worker (websocket, HTTP) share: made once, passed to them."""
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from server.access.audit import Auditor
 from server.access.identities import Identities
@@ -18,6 +19,9 @@ from server.runs.runs import Runs
 from server.runs.takeover import Takeover
 from server.telemetry.metrics import Metrics
 from sessions.store.store import SessionStore
+
+if TYPE_CHECKING:  # a server without tools imports nothing of them
+    from server.commands.tools.offering import ToolOffers
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,3 +46,4 @@ class Services:
     models: Models
     stateless: StatelessAnswers
     adapters: Adapters | None = None  # None: there are to be none
+    tools: "ToolOffers | None" = None  # likewise

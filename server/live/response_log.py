@@ -89,8 +89,8 @@ class ResponseLog:
         return reasoning_of(self.events[:until])
 
     def output(self, response_id: str, until: int | None = None) -> list[dict[str, Any]]:
-        """The calls of tools in this answer as of entry `until`."""
-        return calls_of(response_id, self.events[:until]).items()
+        """The calls of tools in this answer, and what became of them, as of entry `until`."""
+        return calls_of(response_id, self.events[:until]).all_items()
 
 
 def text_of(events: Sequence[Event]) -> str:
@@ -253,7 +253,8 @@ def put_snapshot(
 ) -> None:
     """Queue the whole text of a response as of entry `number`, in parts if it is long."""
     frames = snapshot_frames(response_id, number, fence, text, reasoning, output)
-    num_characters = len(text) + len(reasoning) + sum(len(item["arguments"]) for item in output)
+    num_characters = len(text) + len(reasoning)
+    num_characters += sum(len(item.get("arguments") or item.get("output", "")) for item in output)
     if num_characters > MAX_BURST_BYTES:
         outbox.put_replay(response_id, map(encode, frames), num_characters)
         return

@@ -1,4 +1,4 @@
-"""`CallLedger`: the calls of tools in one answer, as its entries tell of them.
+"""`CallLedger`: the calls of tools in one answer, and what becomes of them, as its entries tell.
 
 Ids are made of the response's id and the call's number, so whoever reads the answer again gives
 them again.
@@ -9,14 +9,16 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgspec
+from msgspec import UNSET
 
-from server.protocol.objects import FunctionCall
+from server.protocol.objects import FunctionCall, FunctionCallOutput
 from server.protocol.server_frames import (
     ArgumentsDoneEntry,
     ArgumentsEntry,
     CallEntry,
     ItemAddedEntry,
     ItemDoneEntry,
+    ToolPlace,
 )
 
 ADDED = str(ItemAddedEntry.__struct_config__.tag)
@@ -24,6 +26,8 @@ ITEM_DONE = str(ItemDoneEntry.__struct_config__.tag)
 ARGUMENTS = str(ArgumentsEntry.__struct_config__.tag)
 ARGUMENTS_DONE = str(ArgumentsDoneEntry.__struct_config__.tag)
 CALL_ENTRIES = frozenset((ADDED, ITEM_DONE, ARGUMENTS, ARGUMENTS_DONE))
+OUTPUT = str(FunctionCallOutput.__struct_config__.tag)
+CANCELLED = "error tool_cancelled: the call was stopped; the tool may have run"
 
 
 @dataclass(slots=True)
@@ -54,6 +58,38 @@ class Call:
         }
 
 
+@dataclass(slots=True)
+class CallOutput:
+    """What becomes of a call that the server carries out, as far as entries tell of it."""
+
+    item: dict[str, Any]  # as the last entry has it
+    output_index: int
+    num_sent: int = 0  # how often it was sent to the tool process, or was about to be
+    key: str = ""  # of the last time
+    place: Mapping[str, Any] | None = None  # likewise
+
+    @property
+    def status(self) -> str:
+        return str(self.item["status"])
+
+    @property
+    def is_settled(self) -> bool:
+        return self.status not in ("awaiting_consent", "in_progress")
+
+    @property
+    def is_sent(self) -> bool:
+        """Whether it may be running at the tool process."""
+        return self.status == "in_progress" and bool(self.key)
+
+    def final_item(self) -> dict[str, Any]:
+        """As the message keeps it: the end of the answer has stopped what was open."""
+        if self.is_settled:
+            return self.item
+        kept = ("type", "id", "call_id", "name", "server_label")
+        item = {name: self.item[name] for name in kept if name in self.item}
+        return {**item, "output": CANCELLED, "status": "cancelled", "code": "tool_cancelled"}
+
+
 class CallLedger:
     """The calls that were begun, in order. Its methods give the entries that say what is new."""
 
@@ -61,6 +97,7 @@ class CallLedger:
         self._response_id = response_id
         self._tail = response_id.removeprefix("resp_")
         self.calls: list[Call] = []
+        self.outputs: dict[str, CallOutput] = {}  # by the id of the call
         for entry in entries:
             self._take(entry)
 
@@ -71,6 +108,16 @@ class CallLedger:
 
     def items(self, *, is_over: bool = False) -> list[dict[str, Any]]:
         return [call.item(is_over=is_over) for call in self.calls]
+
+    def all_items(self) -> list[dict[str, Any]]:
+        """The calls, and what has become of those that the server carries out."""
+        return self.items() + [output.item for output in self.outputs.values()]
+
+    def final_outputs(self) -> list[dict[str, Any]]:
+        """What has become of calls, in their order, of an answer that is over."""
+        by_call = self.outputs
+        mine = [by_call[call.call_id] for call in self.calls if call.call_id in by_call]
+        return [output.final_item() for output in mine]
 
     def begin(self, name: str) -> CallEntry:
         place = len(self.calls)
@@ -109,11 +156,48 @@ class CallLedger:
             )
         return entries
 
+    def output(
+        self,
+        call: Call,
+        *,
+        key: str | None = None,
+        place: tuple[str, int] | None = None,
+        **fields: Any,
+    ) -> CallEntry:
+        """Something new of a call that the server carries out: `status`, `output`, `code` and such.
+
+        With `key` and `place` it is about to be sent to the tool process.
+        """
+        known = self.outputs.get(call.call_id)
+        index = len(self.calls) + len(self.outputs) if known is None else known.output_index
+        item = FunctionCallOutput(
+            id=f"fco_{call.id.removeprefix('fc_')}",
+            call_id=call.call_id,
+            name=call.name,
+            **{"output": "", **fields},
+        )
+        entry: CallEntry
+        if fields["status"] in ("awaiting_consent", "in_progress"):
+            entry = ItemAddedEntry(
+                response_id=self._response_id,
+                output_index=index,
+                item=item,
+                key=UNSET if key is None else key,
+                place=UNSET if place is None else ToolPlace(epoch=place[0], num_begun=place[1]),
+            )
+        else:
+            entry = ItemDoneEntry(response_id=self._response_id, output_index=index, item=item)
+        self._take(entry.wire())
+        return entry
+
     def _object(self, place: int) -> FunctionCall:
         return msgspec.convert(self.calls[place].item(), FunctionCall)
 
     def _take(self, entry: Mapping[str, Any]) -> None:
         kind = entry["type"]
+        if kind in (ADDED, ITEM_DONE) and entry["item"]["type"] == OUTPUT:
+            self._take_output(entry)
+            return
         if kind == ADDED:
             item = entry["item"]
             if item["type"] == "function_call":
@@ -127,9 +211,18 @@ class CallLedger:
         else:
             call.status = entry["item"]["status"]
 
+    def _take_output(self, entry: Mapping[str, Any]) -> None:
+        item = dict(entry["item"])
+        output = self.outputs.setdefault(item["call_id"], CallOutput(item, entry["output_index"]))
+        output.item = item
+        if "key" in entry:
+            output.num_sent += 1
+            output.key, output.place = entry["key"], entry.get("place")
+
 
 def num_call_characters(entry: Mapping[str, Any]) -> int:
     """About how long an entry is that tells of a call."""
     item = entry.get("item") or {}
-    texts = (entry.get("delta"), entry.get("arguments"), item.get("arguments"), item.get("name"))
+    texts = [entry.get("delta"), entry.get("arguments")]
+    texts += [item.get(name) for name in ("arguments", "name", "output")]
     return sum(len(text) for text in texts if isinstance(text, str))

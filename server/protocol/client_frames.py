@@ -100,6 +100,23 @@ class NamedTool(Struct, tag="function", forbid_unknown_fields=True, frozen=True)
     name: Annotated[str, Meta(pattern=r"^[A-Za-z0-9_-]{1,64}\Z")]
 
 
+class McpTool(Struct, tag="mcp", forbid_unknown_fields=True, omit_defaults=True, frozen=True):
+    """Tools of a server that the operator has configured, which Parley runs itself.
+
+    `allowed_tools` names some of them, as the server or as the model names them; missing: all.
+    """
+
+    server_label: Annotated[str, Meta(pattern=r"^[A-Za-z0-9_-]{1,64}\Z")]
+    allowed_tools: (
+        Annotated[
+            list[Annotated[str, Meta(min_length=1, max_length=128)]],
+            Meta(min_length=1, max_length=128),
+        ]
+        | UnsetType
+    ) = UNSET
+
+
+Tool = FunctionTool | McpTool
 Output = TextOutput | JsonOutput | SchemaOutput | RegexOutput | ChoiceOutput | GrammarOutput
 
 
@@ -124,7 +141,7 @@ class Settings(Struct, forbid_unknown_fields=True, omit_defaults=True, frozen=Tr
     logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
     on_no_viewers: Literal["continue"] | StopAfter | None = None
     output: Output | None = None  # the form that an answer must have
-    tools: Annotated[list[FunctionTool], Meta(max_length=MAX_TOOLS)] | None = None
+    tools: Annotated[list[Tool], Meta(max_length=MAX_TOOLS)] | None = None
     # "none": offered no tool, this time; "required": it must call one, or more.
     tool_choice: Literal["auto", "none", "required"] | NamedTool | None = None
     thinking_token_budget: Annotated[int, Meta(ge=0, le=16384)] | None = None
@@ -292,6 +309,14 @@ class ResumeResponse(Frame, frozen=True, kw_only=True):
     after_sequence_number: Count
 
 
+class ConsentToCall(Frame, frozen=True, kw_only=True):
+    """A user's word on a call that waits for it; "allow_session" holds for the tool from now on."""
+
+    response_id: str
+    call_id: Annotated[str, Meta(min_length=1, max_length=128)]
+    decision: Literal["allow", "allow_session", "deny"]
+
+
 class ClientState(Frame, frozen=True, kw_only=True):
     visible: bool
 
@@ -314,6 +339,7 @@ ClientFrame = (
     | RemoveFromQueue
     | SendFromQueue
     | SteerResponse
+    | ConsentToCall
     | ClientState
     | Ping
 )
@@ -330,6 +356,7 @@ TYPES: dict[str, type[Frame]] = {
     "stop": CancelResponse,
     "response.resume": ResumeResponse,
     "response.steer": SteerResponse,
+    "tool_call.consent": ConsentToCall,
     "queue.add": AddToQueue,
     "queue.update": UpdateQueue,
     "queue.remove": RemoveFromQueue,
@@ -462,14 +489,19 @@ def _num_bytes(value: Any, param: str) -> int:
         raise invalid_field(param, "a number or the nesting is out of range") from None
 
 
-def _check_tools(tools: list[FunctionTool] | None) -> None:
+def _check_tools(tools: list[Tool] | None) -> None:
     if tools is None:
         return
-    if len({tool.name for tool in tools}) < len(tools):
+    names = [
+        tool.name if isinstance(tool, FunctionTool) else f"{tool.server_label}:" for tool in tools
+    ]
+    if len(set(names)) < len(tools):
         raise invalid_field("settings.tools", "two tools have the same name")
     if _num_bytes(tools, "settings.tools") > MAX_TOOLS_BYTES:
         raise invalid_field("settings.tools", f"tools are longer than {MAX_TOOLS_BYTES} bytes")
     for place, tool in enumerate(tools):
+        if isinstance(tool, McpTool):
+            continue
         schema = {} if isinstance(tool.parameters, UnsetType) else tool.parameters
         properties = schema.get("properties", {})
         is_object = schema.get("type", "object") == "object" and isinstance(properties, dict)

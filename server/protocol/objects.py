@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from msgspec import UNSET, Meta, UnsetType
 
-from server.protocol.client_frames import MAX_INTEGER, Settings
+from server.protocol.client_frames import MAX_INTEGER, FunctionTool, McpTool, Settings
 from server.protocol.encoding import Part
 from server.protocol.errors import CODES
 
@@ -75,8 +75,22 @@ class SessionUsage(Part, frozen=True, kw_only=True):
     output_tokens: Count
 
 
+Consent = Literal["always", "once", "never"]
+Decision = Literal["allow", "allow_session", "deny"]
+
+
+class OfferedTool(FunctionTool, tag="function", frozen=True):
+    """A tool as a response offers it; one of `server_label` is run by the server itself."""
+
+    server_label: str | UnsetType = UNSET
+    consent: Consent | UnsetType = UNSET  # whether the user is asked before a call
+    max_calls: Annotated[int, Meta(ge=1)] | UnsetType = UNSET  # of this server, for a question
+
+
 class SettingsObject(Settings, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """The settings that are set; in a response, all that are in force."""
+
+    tools: list[OfferedTool | McpTool] | None = None  # type: ignore[assignment]  # more than given
 
 
 class SessionObject(Part, frozen=True, kw_only=True):
@@ -116,12 +130,29 @@ class FunctionCall(Part, frozen=True, kw_only=True, tag="function_call"):
 
 
 class FunctionCallOutput(Part, frozen=True, kw_only=True, tag="function_call_output"):
-    """What the tool of that `call_id` gave back. Reserved."""
+    """What became of the call of that `call_id`, which the server itself carries out.
+
+    `output` is what the model is told of it; empty until then. A call that waits for the user's
+    word has `consent` and `expires_at`; one without a result has the `code` that says why.
+    """
 
     id: str
     call_id: str
+    name: str
+    server_label: str
     output: str
-    status: Literal["completed", "incomplete", "failed"]
+    status: Literal[
+        "awaiting_consent",
+        "in_progress",
+        "completed",
+        "failed",
+        "denied",
+        "cancelled",
+        "unknown",
+    ]
+    code: str | UnsetType = UNSET
+    consent: Consent | UnsetType = UNSET
+    expires_at: Milliseconds | UnsetType = UNSET
 
 
 OutputItem = FunctionCall | FunctionCallOutput
@@ -176,6 +207,7 @@ class MessageObject(Part, frozen=True, kw_only=True):
     restarts: Count | UnsetType = UNSET
     reasoning: str | UnsetType = UNSET
     tool_calls: list[FunctionCall] | UnsetType = UNSET
+    tool_outputs: list[FunctionCallOutput] | UnsetType = UNSET
     sibling_ids: list[Id] | UnsetType = UNSET
 
 

@@ -8,16 +8,16 @@ from typing import Any, Literal, Self
 
 from msgspec import UNSET, UnsetType
 
-from server.protocol.encoding import ServerFrame, of_stored
+from server.protocol.encoding import Part, ServerFrame, of_stored
 from server.protocol.errors import ApiError
 from server.protocol.objects import (
     By,
     ConnectionLimits,
     Count,
+    Decision,
     Engine,
     ErrorObject,
     Fraction,
-    FunctionCall,
     Heartbeat,
     Id,
     MessageObject,
@@ -212,6 +212,14 @@ class SteerAccepted(Reply, frozen=True, kw_only=True, tag="response.steer.accept
     response_id: ResponseId | UnsetType = UNSET
 
 
+class ConsentAccepted(Reply, frozen=True, kw_only=True, tag="tool_call.consent.accepted"):
+    """Answers `tool_call.consent`: the word is kept, and counts."""
+
+    response_id: ResponseId
+    call_id: str
+    decision: Decision
+
+
 class CreatedEntry(ServerFrame, frozen=True, kw_only=True, tag="response.created"):
     """Entry 1 of every response."""
 
@@ -293,20 +301,33 @@ class ReasoningDelta(ResponseEntry, frozen=True, kw_only=True, tag="response.rea
     logprobs: list[TokenLogprob] | UnsetType = UNSET
 
 
+class ToolPlace(Part, frozen=True, kw_only=True):
+    """Where the tool process's memory was before a call was sent there."""
+
+    epoch: str
+    num_begun: int
+
+
 class ItemAddedEntry(ServerFrame, frozen=True, kw_only=True, tag="response.output_item.added"):
-    """A model has begun to call a tool, as it is stored."""
+    """A model has begun to call a tool, or the server with a call, as it is stored.
+
+    `key` and `place` are of a call that is sent to the tool process after this is stored: whoever
+    takes the answer over asks there what became of it. Clients are not sent them.
+    """
 
     response_id: ResponseId
     output_index: Count
-    item: FunctionCall
+    item: OutputItem
+    key: str | UnsetType = UNSET
+    place: ToolPlace | UnsetType = UNSET
 
 
 class ItemDoneEntry(ServerFrame, frozen=True, kw_only=True, tag="response.output_item.done"):
-    """That call as a whole, as it is stored."""
+    """That item as a whole, as it is stored."""
 
     response_id: ResponseId
     output_index: Count
-    item: FunctionCall
+    item: OutputItem
 
 
 class ArgumentsEntry(
@@ -335,7 +356,7 @@ CallEntry = ItemAddedEntry | ItemDoneEntry | ArgumentsEntry | ArgumentsDoneEntry
 
 
 class OutputItemAdded(ResponseEntry, frozen=True, kw_only=True, tag="response.output_item.added"):
-    """A model has begun to call a tool; reserved: a tool has given something back."""
+    """A model has begun to call a tool, or the server has begun with a call."""
 
     response_id: ResponseId
     output_index: Count
@@ -460,6 +481,7 @@ FRAMES: tuple[type[ServerFrame], ...] = (
     QueueUpdated,
     QueueAccepted,
     SteerAccepted,
+    ConsentAccepted,
     ResponseCreated,
     ResponseQueued,
     ResponseProgress,

@@ -133,6 +133,7 @@ class Run:
         self.stop_asked = asyncio.Event()  # wakes the loop that waits for its flush window
         self.stop_is_stored = False  # then not even this worker's death can undo the stop
         self._when_stop_is_stored: list[Callable[[], None]] = []
+        self.consent_said = asyncio.Event()  # of a call, since somebody looked
         self.promoted = asyncio.Event()  # its turn has come among the session's responses
         self.has_spoken = asyncio.Event()  # there is text, or an end: what can wait may follow
         self.done = asyncio.Event()  # `response.done` was published

@@ -305,6 +305,11 @@ class Runs:
         if (producer := self._producers.get(response_id)) is not None:
             await producer.stop_as_stored(stored)
 
+    def hear_consent(self, response_id: str) -> None:
+        """Something was said of a call of an own answer: the store knows what."""
+        if (run := self._runs.get(response_id)) is not None:
+            run.consent_said.set()
+
     def promote(self, response_id: str) -> None:
         """An own answer's turn has come."""
         if (run := self._runs.get(response_id)) is not None:

@@ -7,6 +7,7 @@ twice: a call whose process died is one of unknown outcome.
 import asyncio
 import contextlib
 import itertools
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TypeVar
 
@@ -54,9 +55,15 @@ class ToolClient:
         """To be stored with the word that a call begins. Raises `ToolError`."""
         return (await self._ask(Where(next(self._ids)), Here)).place
 
-    async def list_tools(self, wait_seconds: float = 0.0) -> Tools:
-        """What all servers offer that are up within `wait_seconds`. Raises `ToolError`."""
-        return await self._ask(ListTools(next(self._ids), wait_seconds), Tools)
+    async def list_tools(
+        self, wait_seconds: float = 0.0, servers: Iterable[str] | None = None
+    ) -> Tools:
+        """What servers offer that are up within `wait_seconds`: these, or all.
+
+        Raises `ToolError`.
+        """
+        names = None if servers is None else tuple(servers)
+        return await self._ask(ListTools(next(self._ids), wait_seconds, names), Tools)
 
     async def call(self, key: str, tool: str, arguments: bytes) -> ToolResult:
         """Run it, once under this key, in a process that is up by then. Raises `ToolError`.

@@ -90,6 +90,7 @@ class Where(msgspec.Struct, frozen=True, tag=True):
 class ListTools(msgspec.Struct, frozen=True, tag=True):
     id: int
     wait_seconds: float  # for servers that are just starting
+    servers: tuple[str, ...] | None = None  # these alone; None: all
 
 
 class Call(msgspec.Struct, frozen=True, tag=True):
@@ -121,6 +122,7 @@ class Tools(msgspec.Struct, frozen=True, tag=True):
     id: int
     tools: tuple[Tool, ...]
     troubles: tuple[Trouble, ...]
+    servers: tuple[str, ...] = ()  # that there are, of those that were asked for
 
 
 class Done(msgspec.Struct, frozen=True, tag=True):

@@ -103,9 +103,9 @@ class Connection:
         match request:
             case Where(id=number):
                 return Here(number, self._service.place)
-            case ListTools(id=number, wait_seconds=seconds):
-                tools, troubles = await self._service.list_tools(seconds)
-                return Tools(number, tuple(tools), tuple(troubles))
+            case ListTools(id=number, wait_seconds=seconds, servers=names):
+                tools, troubles, known = await self._service.list_tools(seconds, names)
+                return Tools(number, tuple(tools), tuple(troubles), tuple(known))
             case Call(id=number, key=key, tool=tool, arguments=arguments):
                 outcome = await self._service.call(key, tool, arguments)
             case Recall(id=number, key=key, place=place):

@@ -37,9 +37,15 @@ class ToolService:
     def place(self) -> Place:
         return self._calls.place
 
-    async def list_tools(self, wait_seconds: float) -> tuple[list[Tool], list[Trouble]]:
-        """Of all servers that are up by then. The others are started, and named."""
-        tasks = {server: start(server.catalogue()) for server in self._servers.values()}
+    async def list_tools(
+        self, wait_seconds: float, names: Iterable[str] | None = None
+    ) -> tuple[list[Tool], list[Trouble], list[str]]:
+        """Of these servers, or of all, that are up by then. The others are started, and named.
+
+        The third part has the names of those that there are.
+        """
+        known = [name for name in self._servers if names is None or name in names]
+        tasks = {self._servers[name]: start(self._servers[name].catalogue()) for name in known}
         seconds = min(max(wait_seconds, 0.0), MAX_WAIT_SECONDS)
         _, late = await asyncio.wait(tasks.values(), timeout=seconds) if tasks else ((), ())
         for task in late:
@@ -56,7 +62,7 @@ class ToolService:
             else:
                 tools += (offered.tool for offered in task.result().tools.values())
                 troubles += [] if server.trouble is None else [server.trouble]
-        return tools, troubles
+        return tools, troubles, known
 
     async def call(self, key: str, tool: str, arguments: bytes) -> Outcome:
         """The outcome of the one call with this key. Cancelling the wait does not end it."""

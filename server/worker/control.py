@@ -56,6 +56,8 @@ class Control:
         match command:
             case {"type": "cancel", "response_id": str(response_id)}:
                 await self._runs.stop_as_stored(response_id, StoredStop.of_command(command))
+            case {"type": "consent", "response_id": str(response_id)}:
+                self._runs.hear_consent(response_id)
             case {"type": "promote", "response_id": str(response_id)}:
                 self._runs.promote(response_id)
             case {"type": "deleted", "session_id": str(session_id)}:

@@ -22,6 +22,7 @@ from server.api.rest.queues import QueueOperations
 from server.api.rest.responses import ResponseOperations
 from server.api.rest.sessions import SessionOperations
 from server.api.shares.operations import ShareOperations
+from server.api.tools.operations import ToolOperations
 from server.commands.services import Services
 
 
@@ -38,6 +39,7 @@ def operations(context: ApiContext) -> list[Operation]:
         *MessageOperations(context).operations(),
         *ResponseOperations(context).operations(),
         *QueueOperations(context).operations(),
+        *ToolOperations(context).operations(),
         *CopyOperations(context).operations(),
         *ShareOperations(context).operations(),
         *ChatCompletions(context).operations(),

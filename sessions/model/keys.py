@@ -61,13 +61,13 @@ class Keys:
     def session(self, session_id: str, suffix: str) -> str:
         """One of a session's own keys, which live as long as it does unless said otherwise.
 
-        `m` hash: the session's fields. `msg` hash: message id -> JSON, zlib over 2 KiB. `tree`
-        list: `message_id parent_id` in order of creation. `ids` hash: message id -> token ids, for
-        answers that do not tokenize back to them. `log` stream: session events, an hour idle.
-        `q` list: waiting response ids. `runs` zset: response id -> when its keys expire.
-        `share` hash: the snapshot that its share link shows.
-        `copy` string: the call that writes its messages before it exists, ten seconds.
-        `x` string: tombstone, an hour. `v` hash: worker -> `viewers counted_at`, a minute.
+        `m` hash: the session's fields; `grant:` and a tool: it runs without asking. `msg` hash:
+        message id -> JSON, zlib over 2 KiB. `tree` list: `message_id parent_id` in order of
+        creation. `ids` hash: message id -> token ids, for answers that do not tokenize back to
+        them. `log` stream: session events, an hour idle. `q` list: waiting response ids. `runs`
+        zset: response id -> when its keys expire. `share` hash: the snapshot that its share link
+        shows. `copy` string: the call that writes its messages before it exists, ten seconds. `x`
+        string: tombstone, an hour. `v` hash: worker -> `viewers counted_at`, a minute.
         """
         return f"{self.prefix}c:{{{session_id}}}:{suffix}"
 
@@ -83,7 +83,10 @@ class Keys:
         return self.session(session_id, f"i:{key}")
 
     def run(self, session_id: str, response_id: str) -> str:
-        """Hash of one run; ten minutes after its end, like its log and its token ids."""
+        """Hash of one run; ten minutes after its end, like its log and its token ids.
+
+        `consent:` and the id of a call: what a user said of it, or that nobody did in time.
+        """
         return self.session(session_id, f"r:{response_id}")
 
     def events(self, session_id: str, response_id: str) -> str:

@@ -28,6 +28,7 @@ _OPTIONAL_FIELDS: Final = (  # of a message, as the protocol's object has them
     "restarts",
     "reasoning",
     "tool_calls",
+    "tool_outputs",
 )
 
 MessageStatus = Literal["in_progress", "completed", "interrupted", "failed"]
@@ -137,6 +138,7 @@ class Message:
     restarts: int | None = None  # of its engine or worker, that it survived; None: of none
     reasoning: str | None = None  # what the model thought before it; None: nothing
     tool_calls: list[dict[str, Any]] | None = None  # items of the protocol; None: it called none
+    tool_outputs: list[dict[str, Any]] | None = None  # what became of those that the server ran
     outputs: list[dict[str, str]] | None = None  # of a tool's message: `call_id`, `output`
     sibling_ids: tuple[str, ...] = ()
 
@@ -189,7 +191,8 @@ class Message:
         Its settings may have the form that was asked for, in tens of kilobytes.
         """
         call_ids = [each["call_id"] for each in self.outputs or ()]
-        parts = (self.text, self.reasoning or "", self.settings, self.tool_calls or "", call_ids)
+        parts = [self.text, self.reasoning or "", self.settings, self.tool_calls or "", call_ids]
+        parts.append(self.tool_outputs or "")
         return sum(len(orjson.dumps(each)) for each in parts) + MESSAGE_OVERHEAD_BYTES
 
     def event_wire(self) -> dict[str, Any]:
@@ -200,12 +203,13 @@ class Message:
         message = self.wire()
         form = (self.settings or {}).get("output")
         num_bytes = len((self.text + (self.reasoning or "")).encode())
-        for part in (self.tool_calls, form):
+        for part in (self.tool_calls, self.tool_outputs, form):
             num_bytes += 0 if part is None else len(orjson.dumps(part))
         if num_bytes > MAX_EVENT_CONTENT_BYTES:
             del message["content"]
             message.pop("reasoning", None)
             message.pop("tool_calls", None)
+            message.pop("tool_outputs", None)
             message["content_omitted"] = True
             if form is not None:
                 message["settings"] = {**message["settings"]}

@@ -51,6 +51,14 @@ class MessagePage:
 
 
 @dataclass(frozen=True, slots=True)
+class CallDecision:
+    """What counts of the words on a call, and who waits for it."""
+
+    decision: str
+    owner: str
+
+
+@dataclass(frozen=True, slots=True)
 class LiveResponses:
     """What a session is busy with: the active response and those that wait for it, in order."""
 

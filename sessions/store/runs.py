@@ -18,11 +18,18 @@ from sessions.model.errors import (
     ResponseNotFound,
     RunGone,
     RunLive,
+    SessionLocked,
 )
 from sessions.model.events import Event, decode_event, encode_event
 from sessions.model.ids import is_response_id, session_of
 from sessions.model.records import LIVE_STATUSES, Message, RunRecord
-from sessions.model.replies import AppendReply, CancelRequested, Finished, Reaped
+from sessions.model.replies import (
+    AppendReply,
+    CallDecision,
+    CancelRequested,
+    Finished,
+    Reaped,
+)
 from sessions.model.session_events import MessageUpdatedEvent, encode_session_event
 from sessions.store.allowances import Budgets
 from sessions.store.appends.append import (
@@ -213,6 +220,53 @@ class Runs:
             repeated=reply[6] == 1,
             has_queue=reply[7] == 1,
         )
+
+    async def decide_call(
+        self,
+        uid: str | None,
+        response_id: str,
+        call_id: str,
+        decision: str,
+        *,
+        granted_tool: str | None = None,
+    ) -> CallDecision:
+        """Keep what is said of a call that waits for a word; of several the first one counts.
+
+        `granted_tool` needs no word from now on, in this session. `uid` None: the owner says that
+        nobody has said anything. Tell the owner with `publish_control`. Raises `ResponseNotFound`,
+        `SessionLocked`, and `RunEnded`.
+        """
+        if not is_response_id(response_id):
+            raise ResponseNotFound
+        session_id = session_of(response_id)
+        reply = await self._client.script(
+            "decide_call",
+            [self._keys.run(session_id, response_id), self._keys.session(session_id, "m")],
+            uid=owner_argument(uid),
+            call_id=call_id,
+            decision=decision,
+            granted_tool=granted_tool,
+        )
+        match reply[0]:
+            case b"ok":
+                return CallDecision(decision, reply[1].decode())
+            case b"known":
+                return CallDecision(reply[1].decode(), reply[2].decode())
+            case b"locked":
+                raise SessionLocked(reply[1].decode())
+            case b"not_found":
+                raise ResponseNotFound
+            case _:
+                raise run_error(reply)
+
+    async def said_of_call(self, response_id: str, call_id: str, tool: str) -> tuple[str, bool]:
+        """What was said of the call ("" if nothing was), and whether its tool needs no word."""
+        session_id = session_of(response_id)
+        said, granted = await self._client.calls(
+            ("HGET", self._keys.run(session_id, response_id), f"consent:{call_id}"),
+            ("HGET", self._keys.session(session_id, "m"), f"grant:{tool}"),
+        )
+        return (said or b"").decode(), granted is not None
 
     async def reap(
         self, response_id: str, *, new_owner: str, exited_owner: str | None = None

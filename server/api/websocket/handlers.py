@@ -16,6 +16,7 @@ from server.commands.create_session import create_session
 from server.commands.delete_session import delete_session
 from server.commands.fence import fence_of
 from server.commands.services import Services
+from server.commands.tools.consents import consent_to_call
 from server.commands.update_session import update_session
 from server.live.response_log import response_frame
 from server.live.subscription import Subscription
@@ -23,6 +24,7 @@ from server.protocol.client_frames import (
     AddToQueue,
     CancelResponse,
     ClientFrame,
+    ConsentToCall,
     CreateResponse,
     CreateSession,
     DeleteSession,
@@ -119,6 +121,9 @@ class Handlers:
             ):
                 reply = await self._services.queue_changes.change(self._uid, frame)
                 self._client.outbox.put_reply(reply, frame.event_id)
+            case ConsentToCall():
+                accepted = await consent_to_call(self._services, self._uid, frame)
+                self._client.outbox.put_reply(accepted, frame.event_id)
 
     async def leave_all(self) -> None:
         """The connection is gone: it watches nothing any more. Answers go on."""

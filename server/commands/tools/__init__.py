@@ -1,0 +1,1 @@
+"""Which tools an answer offers, and the words of users on calls that wait for them."""

@@ -1,0 +1,1 @@
+"""The calls of an answer that the server carries out itself."""
