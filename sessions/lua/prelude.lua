@@ -135,7 +135,8 @@ local function new_queue_event(m)
     paused == '1' and 'true' or 'false', shown)
 end
 
+-- Whether something is to begin by itself, unless the queue is paused.
 local function has_queue(m)
-  local items = redis.call('HGET', m, 'queue')
-  return items and items ~= '[]'
+  local items, next_round = unpack(redis.call('HMGET', m, 'queue', 'next_round'))
+  return next_round or (items and items ~= '[]')
 end

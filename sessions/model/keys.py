@@ -51,6 +51,7 @@ class Keys:
         self.system_channel = f"{prefix}sys:ctl"  # revocations, exited workers
         self.users = f"{prefix}users"  # zset: user id by created_at
         self.queues = f"{prefix}queues"  # zset: session id → when to look at its queue
+        self.rounds = f"{prefix}rounds"  # the same for answers that follow calls of tools
         self.adapters = f"{prefix}adapters"  # hash: name → number, content hash, when, by whom
         self.audit = f"{prefix}adm:audit"  # stream: call, actor, action, target, reason, address
         self._live_start = f"{prefix}c:{{"

@@ -19,6 +19,8 @@ from sessions.model.errors import ItemNotFound, QueueFull
 # What an idempotency key stands for, in place of a response, while its words wait and after that.
 QUEUED: Final = "queued"
 REMOVED: Final = "removed"
+# Of a new entry in the index: time enough for its data to come, and for its owner to begin it.
+LOOK_AFTER_MS: Final = 5_000
 MAX_ITEMS: Final = 16
 MAX_BYTES: Final = 256 * 1024  # of all texts together
 MAX_ASKED_BYTES: Final = 128 * 1024  # of one question
@@ -86,6 +88,45 @@ class QueuedInput:
         return len(value.encode() if isinstance(value, str) else orjson.dumps(value))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NextRound:
+    """An answer that follows by itself: the server has carried out what the one before has called.
+
+    It stands beside the queue, where no worker of an older version takes it for a question.
+    """
+
+    response_id: str  # that has ended with calls
+    message_id: str  # its message, which has what became of them
+    settings: dict[str, Any]  # in force, as they were
+    priority: int = 0
+    traceparent: str | None = None
+    raw: bytes = b""  # as the store has it
+
+    @property
+    def idempotency_key(self) -> str:
+        """The same for all who begin it."""
+        return "calls_" + self.response_id.removeprefix("resp_")
+
+    def encode(self) -> bytes:
+        """As it is stored."""
+        return self.raw or orjson.dumps(
+            {
+                "response_id": self.response_id,
+                "message_id": self.message_id,
+                "settings": self.settings,
+                "priority": self.priority,
+                "traceparent": self.traceparent,
+            }
+        )
+
+    @staticmethod
+    def decode(raw: bytes) -> NextRound:
+        """Fields that a later version has stored are ignored."""
+        known = NextRound.__dataclass_fields__
+        stored = {name: each for name, each in orjson.loads(raw).items() if name in known}
+        return NextRound(**stored, raw=raw)
+
+
 @dataclass(frozen=True, slots=True)
 class Queue:
     """What waits in a session, in order. `revision` grows with each change."""
@@ -93,6 +134,7 @@ class Queue:
     revision: int = 0
     items: tuple[QueuedInput, ...] = ()
     is_paused: bool = False  # its user stopped an answer: nothing begins by itself
+    next_round: NextRound | None = None  # comes before all of it; no change touches it
 
     def item(self, item_id: str) -> QueuedInput:
         """Raises `ItemNotFound`."""
@@ -233,7 +275,7 @@ class TakenInput:
 
 def decode_queue(values: Sequence[bytes | None]) -> Queue:
     """The queue of an HMGET of `QUEUE_FIELDS`; fields that a later version stored are ignored."""
-    items, revision, paused = values
+    items, revision, paused, next_round = values
     known = QueuedInput.__dataclass_fields__
     return Queue(
         int(revision or 0),
@@ -242,7 +284,9 @@ def decode_queue(values: Sequence[bytes | None]) -> Queue:
             for item in orjson.loads(items or b"[]")
         ),
         paused == b"1",
+        NextRound.decode(next_round) if next_round else None,
     )
 
 
-QUEUE_FIELDS: Final = ("queue", "queue_revision", "queue_paused")  # of a session's hash
+# Of a session's hash.
+QUEUE_FIELDS: Final = ("queue", "queue_revision", "queue_paused", "next_round")

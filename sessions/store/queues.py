@@ -21,9 +21,11 @@ from sessions.model.errors import (
 )
 from sessions.model.ids import check_session_id
 from sessions.model.queue import (
+    LOOK_AFTER_MS,
     QUEUE_FIELDS,
     QUEUED,
     REMOVED,
+    NextRound,
     Queue,
     QueuedInput,
     decode_queue,
@@ -32,8 +34,37 @@ from sessions.model.replies import AddedInput, WrittenQueue
 from sessions.store.context import StoreContext
 
 MAX_TRIES: Final = 8  # each means that somebody else changed the queue in between
-# Of a new entry in the index: time enough for its data to come, and for its owner to begin it.
-LOOK_AFTER_MS: Final = 5_000
+
+
+class QueueIndex:
+    """Which sessions to look at, since something of theirs is to begin by itself."""
+
+    def __init__(self, context: StoreContext, key: str) -> None:
+        self._client = context.client
+        self._key = key
+
+    async def look_later(self, session_id: str, after_ms: int = LOOK_AFTER_MS) -> None:
+        """Have the session looked at after that time, by whichever worker does."""
+        check_session_id(session_id)
+        await self._client.script(
+            "enter_queue", [self._key], session_id=session_id, after_ms=after_ms
+        )
+
+    async def due(self, limit: int = 100) -> dict[str, int]:
+        """Sessions that are to be looked at, each with the mark that `forget` takes.
+
+        Until `LOOK_AFTER_MS` later they are no other worker's to look at.
+        """
+        _, mark, session_ids = await self._client.script(
+            "take_due_queues", [self._key], limit=limit, after_ms=LOOK_AFTER_MS
+        )
+        return dict.fromkeys((row.decode() for row in session_ids), int(mark))
+
+    async def forget(self, session_id: str, mark: int) -> None:
+        """Nothing begins there by itself; no-op if it was entered again since `due`."""
+        await self._client.script(
+            "forget_queue", [self._key], session_id=session_id, looked_at=mark
+        )
 
 
 class Queues:
@@ -43,6 +74,9 @@ class Queues:
         self._context = context
         self._client = context.client
         self._keys = context.keys
+        self.index = QueueIndex(context, context.keys.queues)
+        # One of its own, which no worker of an older version finds empty of questions and clears.
+        self.rounds = QueueIndex(context, context.keys.rounds)
 
     async def get(self, uid: str | None, session_id: str) -> Queue:
         """The queue as it is now; `uid` None skips the owner check. Raises `SessionNotFound`."""
@@ -62,7 +96,7 @@ class Queues:
         """
         check_idempotency_key(item.idempotency_key)
         key = self._keys.idempotency(session_id, item.idempotency_key)
-        old, _ = await asyncio.gather(self.get(uid, session_id), self.look_later(session_id))
+        old, _ = await asyncio.gather(self.get(uid, session_id), self.index.look_later(session_id))
         for _ in range(MAX_TRIES):
             if (waiting := old.find(item.id)) is not None:  # its key may have expired
                 return _added(f"{QUEUED} {waiting.body_hash}", item)
@@ -90,7 +124,7 @@ class Queues:
 
         Raises `SessionNotFound`, and what `change` does.
         """
-        await self.look_later(session_id)
+        await self.index.look_later(session_id)
         for _ in range(MAX_TRIES):
             old = await self.get(uid, session_id)
             try:
@@ -101,7 +135,7 @@ class Queues:
 
     async def remove(self, uid: str, session_id: str, item_id: str) -> WrittenQueue:
         """Withdraw what waits. Raises `SessionNotFound` and `ItemNotFound`."""
-        await self.look_later(session_id)  # what comes after it may have waited for it
+        await self.index.look_later(session_id)  # what comes after it may have waited for it
         for _ in range(MAX_TRIES):
             old = await self.get(uid, session_id)
             item = old.item(item_id)
@@ -113,30 +147,10 @@ class Queues:
                 pass
         raise StoreUnavailable("the queue kept changing")
 
-    # ---- the index ------------------------------------------------------------------------------
-
-    async def look_later(self, session_id: str, after_ms: int = LOOK_AFTER_MS) -> None:
-        """Have the session's queue looked at after that time, by whichever worker does."""
-        check_session_id(session_id)
-        await self._client.script(
-            "enter_queue", [self._keys.queues], session_id=session_id, after_ms=after_ms
-        )
-
-    async def due(self, limit: int = 100) -> dict[str, int]:
-        """Sessions whose queue is to be looked at, each with the mark that `forget` takes.
-
-        Until `LOOK_AFTER_MS` later they are no other worker's to look at.
-        """
-        _, mark, session_ids = await self._client.script(
-            "take_due_queues", [self._keys.queues], limit=limit, after_ms=LOOK_AFTER_MS
-        )
-        return dict.fromkeys((row.decode() for row in session_ids), int(mark))
-
-    async def forget(self, session_id: str, mark: int) -> None:
-        """Nothing begins there by itself; no-op if the queue was added to since `due`."""
-        await self._client.script(
-            "forget_queue", [self._keys.queues], session_id=session_id, looked_at=mark
-        )
+    async def drop_round(self, session_id: str, next_round: NextRound) -> None:
+        """It does not follow by itself any more; no-op if it has begun."""
+        key = self._keys.session(session_id, "m")
+        await self._client.script("drop_round", [key], next_round=next_round.encode())
 
     # ---- inside ---------------------------------------------------------------------------------
 

@@ -24,7 +24,7 @@ from sessions.model.errors import (
     StoreUnavailable,
 )
 from sessions.model.ids import check_session_id, is_message_id, is_response_id, session_of
-from sessions.model.queue import TakenInput
+from sessions.model.queue import NextRound, TakenInput
 from sessions.model.records import UNSET, Message, Unset
 from sessions.model.replies import BegunResponse, LiveResponses
 from sessions.store.appends.append import field_arguments
@@ -63,6 +63,7 @@ class Responses:
         max_queued: int = 4,
         fields: Mapping[str, str | int] | None = None,
         taken: TakenInput | None = None,
+        next_round: NextRound | None = None,
     ) -> BegunResponse:
         """Store both messages and a run that `owner` holds, once for each idempotency key.
 
@@ -73,7 +74,8 @@ class Responses:
         assistant message, `continues` is the version that `Messages.with_version` gave: the message
         is replaced, and not counted again. `created_event` becomes entry 1 of the response's log.
 
-        `taken`: the question leaves the session's queue, which must be as it was read.
+        `taken`: the question leaves the session's queue, which must be as it was read. Likewise
+        `next_round`: this is what follows by itself. Whatever begins, nothing else does so then.
 
         Never stops another response. Raises `SessionNotFound`, `IdempotencyKeyReused`,
         `SessionLocked`, `MessageNotFound` (the parent), `ResponseInProgress`, `QueueFull`,
@@ -116,6 +118,7 @@ class Responses:
                 created_event=orjson.dumps(dict(created_event)),
                 max_queued=max_queued,
                 continues=continues,
+                next_round=None if next_round is None else next_round.encode(),
                 queue_revision=None if taken is None else taken.queue.revision,
                 queue=None if taken is None else taken.rest.encode(),
                 queue_shown=None if taken is None else taken.rest.encode_shown(),

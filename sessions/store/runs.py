@@ -22,6 +22,7 @@ from sessions.model.errors import (
 )
 from sessions.model.events import Event, decode_event, encode_event
 from sessions.model.ids import is_response_id, session_of
+from sessions.model.queue import LOOK_AFTER_MS, NextRound
 from sessions.model.records import LIVE_STATUSES, Message, RunRecord
 from sessions.model.replies import (
     AppendReply,
@@ -149,6 +150,7 @@ class Runs:
         seen: int | None = None,
         published_end: Event | None = None,
         pauses_queue: bool = False,
+        next_round: NextRound | None = None,
     ) -> Finished:
         """End the run: last entries, message, usage, `message.updated` and the next in the queue.
 
@@ -156,7 +158,8 @@ class Runs:
         `token_ids_to_keep` are kept with the message, for an answer whose text does not tokenize
         back to them. `seen` is what the stop that it ends with had seen. Viewers at other workers
         get `published_end` instead of the last event. With `pauses_queue` what waits in the
-        session's queue does not begin by itself.
+        session's queue does not begin by itself. `next_round` does, before all of it, unless
+        another answer of the session waits already.
 
         There is exactly one winner; a repeat of the winner's own call answers `repeated`. Raises
         `CancelPending` for any other end than `cancelled` with the reason and `seen` of the stop
@@ -168,6 +171,13 @@ class Runs:
         if not is_response_id(response_id):
             raise RunGone
         session_id = session_of(response_id)
+        if next_round is not None:  # the index first: an entry too many is dropped by who looks
+            await self._client.script(
+                "enter_queue",
+                [self._keys.rounds],
+                session_id=session_id,
+                after_ms=LOOK_AFTER_MS,
+            )
         reply = await self._client.script(
             "finish_response",
             [
@@ -198,6 +208,7 @@ class Runs:
             seen=seen,
             published_end=None if published_end is None else encode_event(published_end),
             pauses=1 if pauses_queue else None,
+            next_round=None if next_round is None else next_round.encode(),
             fields=field_arguments({}, fields),
             entries=[encode_event(event) for event in events],
         )

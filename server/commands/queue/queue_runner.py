@@ -65,12 +65,12 @@ class QueueRunner:
 
     async def sweep(self) -> None:
         """Look once. Raises `StoreUnavailable`."""
-        for session_id, mark in (await self._store.queues.due()).items():
+        for session_id, mark in (await self._store.queues.index.due()).items():
             try:
                 if not await self.advance(session_id):
-                    await self._store.queues.forget(session_id, mark)
+                    await self._store.queues.index.forget(session_id, mark)
             except SessionNotFound:
-                await self._store.queues.forget(session_id, mark)
+                await self._store.queues.index.forget(session_id, mark)
             except StoreUnavailable:
                 raise
             except Exception:  # what is wrong with one keeps no other one waiting
@@ -99,7 +99,7 @@ class QueueRunner:
         active = session.active_response_id
         if active is None:
             if await self._store.sessions.is_user_gone(session.uid):
-                await self._store.queues.look_later(session_id, DISABLED_MS)
+                await self._store.queues.index.look_later(session_id, DISABLED_MS)
                 return True
             await self._begin(session, TakenInput(queue, due))
         elif due[0].steers == active:
@@ -133,7 +133,7 @@ class QueueRunner:
         if not isinstance(refusal, ApiError):
             refusal = ApiError("invalid_field", "these settings are not known here")
         if refusal.code in PASSING:
-            await self._store.queues.look_later(session.id, AGAIN_MS)
+            await self._store.queues.index.look_later(session.id, AGAIN_MS)
             return
         logger.info("queued input refused", session_id=session.id, code=refusal.code)
 

@@ -12,6 +12,7 @@ read_args({
   'created_event', 'max_queued', 'log_entries', 'log_ms',
   'continues', -- SHA-1 of the body that the assistant message has; '' = it is new
   'max_messages', 'max_bytes', -- of a session; 0 = any number
+  'next_round', -- as it is stored, of the answer that is just that; or ''
   'queue_revision', 'queue', 'queue_shown', -- of what was first in the queue: as it was, and without that; or '' thrice
 }, {
   'fields', -- names and values
@@ -55,6 +56,9 @@ if args.max_bytes ~= '0' and (bytes or 0) + size_of(args.user_body) > tonumber(a
   return {'quota', 'bytes'}
 end
 if args.queue_revision ~= '' and args.queue_revision ~= (redis.call('HGET', m, 'queue_revision') or '0') then
+  return {'queue_changed'}
+end
+if args.next_round ~= '' and args.next_round ~= redis.call('HGET', m, 'next_round') then
   return {'queue_changed'}
 end
 local busy = active ~= ''
@@ -102,6 +106,7 @@ if args.user_id ~= '' then put(args.user_id, args.parent_id, args.user_body, arg
 put(args.assistant_id, parent, args.assistant_body, args.assistant_json)
 redis.call('HSET', m, 'active_response_id', busy and active or rid, 'message_count', message_count,
   'head', args.assistant_id, 'updated_at', now)
+redis.call('HDEL', m, 'next_round') -- a question that is faster has the outputs in its prompt
 redis.call('ZADD', runs, '+inf', rid)
 hold({m, msg, q, runs, tree, ids, share})
 redis.call('XADD', e, '1-0', 'd', args.created_event)

@@ -16,6 +16,7 @@ read_args({
   'seen', -- of the stop that it ends with, or ''
   'published_end', -- response.done as it is published, or '' = as it is stored
   'pauses', -- 1: what waits in the queue is not to begin by itself; or ''
+  'next_round', -- what follows by itself, unless another answer waits for this one; or ''
 }, {
   'fields', -- names and values
   'entries', -- the last is response.done
@@ -73,6 +74,9 @@ if active == rid then
   redis.call('HSET', m, 'active_response_id', next_rid)
 else
   redis.call('LREM', q, 0, rid)
+end
+if args.next_round ~= '' and active == rid and next_rid == '' then
+  redis.call('HSET', m, 'next_round', args.next_round)
 end
 put_message(m, msg, args.message_id, args.body)
 if args.token_ids_to_keep ~= '' then redis.call('HSET', ids, args.message_id, args.token_ids_to_keep) end

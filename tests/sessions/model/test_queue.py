@@ -120,13 +120,13 @@ def test_what_could_not_be_asked_holds_up_the_rest_until_it_is_sent_again() -> N
 
 def test_a_queue_is_read_as_it_was_stored() -> None:
     queue = queue_of("a").added(queued("b", now=True, steers="resp_1"))
-    assert decode_queue([queue.encode(), b"7", b"1"]) == Queue(7, queue.items, is_paused=True)
-    assert decode_queue([None, None, None]) == Queue()
+    assert decode_queue([queue.encode(), b"7", b"1", None]) == Queue(7, queue.items, is_paused=True)
+    assert decode_queue([None, None, None, None]) == Queue()
 
 
 def test_fields_that_a_later_version_has_stored_are_ignored() -> None:
     stored = queue_of("a").encode().replace(b'"id":', b'"later":1,"id":')
-    assert texts_of(decode_queue([stored, b"1", b""])) == ["a"]
+    assert texts_of(decode_queue([stored, b"1", b"", None])) == ["a"]
 
 
 def test_events_leave_a_long_text_out() -> None:

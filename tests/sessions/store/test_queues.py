@@ -17,8 +17,7 @@ from sessions.model.errors import (
     SessionNotFound,
 )
 from sessions.model.ids import new_session_id
-from sessions.model.queue import MAX_ITEMS, Queue, TakenInput
-from sessions.store.queues import LOOK_AFTER_MS
+from sessions.model.queue import LOOK_AFTER_MS, MAX_ITEMS, NextRound, Queue, TakenInput
 from tests.sessions.helpers.chat import Chat
 from tests.sessions.helpers.queued import queued, texts_of
 
@@ -207,10 +206,10 @@ async def test_a_queue_goes_with_its_session(chat: Chat) -> None:
 async def test_a_queue_is_due_some_time_after_it_was_added_to(chat: Chat) -> None:
     queues = chat.store.queues
     await add(chat, "a")
-    assert chat.session_id not in await queues.due()
-    await queues.look_later(chat.session_id, after_ms=-1)
-    assert chat.session_id in await queues.due()
-    assert chat.session_id not in await queues.due()  # one worker looks at a time
+    assert chat.session_id not in await queues.index.due()
+    await queues.index.look_later(chat.session_id, after_ms=-1)
+    assert chat.session_id in await queues.index.due()
+    assert chat.session_id not in await queues.index.due()  # one worker looks at a time
     score = await chat.store.client.call("ZSCORE", chat.store.keys.queues, chat.session_id)
     assert 0 < float(score) - LOOK_AFTER_MS
 
@@ -232,11 +231,84 @@ async def test_what_waits_is_not_added_again_when_its_key_has_expired(chat: Chat
 
 async def test_a_queue_is_forgotten_unless_it_was_added_to_meanwhile(chat: Chat) -> None:
     queues, index = chat.store.queues, chat.store.keys.queues
-    await queues.look_later(chat.session_id, after_ms=-1)
-    mark = (await queues.due())[chat.session_id]
-    await queues.look_later(chat.session_id, after_ms=-1)
-    await queues.forget(chat.session_id, mark)
+    await queues.index.look_later(chat.session_id, after_ms=-1)
+    mark = (await queues.index.due())[chat.session_id]
+    await queues.index.look_later(chat.session_id, after_ms=-1)
+    await queues.index.forget(chat.session_id, mark)
     assert await chat.store.client.call("ZSCORE", index, chat.session_id) is not None
-    mark = (await queues.due())[chat.session_id]
-    await queues.forget(chat.session_id, mark)
+    mark = (await queues.index.due())[chat.session_id]
+    await queues.index.forget(chat.session_id, mark)
     assert await chat.store.client.call("ZSCORE", index, chat.session_id) is None
+
+
+# ---- what follows by itself ------------------------------------------------------------------
+
+
+async def ended_with_calls(chat: Chat, **changed: Any) -> NextRound:
+    """An answer that has ended, and what is to follow it."""
+    begun = await chat.begin()
+    message = chat.messages[begun.response_id]
+    following = NextRound(
+        response_id=begun.response_id, message_id=message.id, settings={"seed": 1}, priority=2
+    )
+    finished = await chat.finish(begun.response_id, 2, next_round=following, **changed)
+    assert finished.has_queue or finished.next_response_id
+    return following
+
+
+async def next_round(chat: Chat) -> NextRound | None:
+    return (await chat.store.queues.get("alice", chat.session_id)).next_round
+
+
+async def test_what_follows_an_answer_is_kept_with_its_end_and_begins_once(chat: Chat) -> None:
+    following = await ended_with_calls(chat)
+    kept = await next_round(chat)
+    assert kept is not None and kept.idempotency_key == following.idempotency_key
+    assert (kept.message_id, kept.settings, kept.priority) == (following.message_id, {"seed": 1}, 2)
+    assert await chat.store.client.call("ZSCORE", chat.store.keys.rounds, chat.session_id)
+    first = await chat.begin(idempotency_key=kept.idempotency_key, next_round=kept)
+    again = await chat.begin(idempotency_key=kept.idempotency_key, next_round=kept)
+    assert again.replayed and again.response_id == first.response_id
+    await chat.finish(first.response_id, 2)
+    assert await next_round(chat) is None
+    with pytest.raises(QueueChanged):
+        await chat.begin(next_round=kept)
+
+
+async def test_a_question_that_is_faster_takes_the_place_of_what_follows(chat: Chat) -> None:
+    following = await ended_with_calls(chat)
+    asked = await chat.begin("something else")
+    assert await next_round(chat) is None
+    await chat.finish(asked.response_id, 2)
+    with pytest.raises(QueueChanged):
+        await chat.begin(next_round=following)
+
+
+async def test_an_answer_that_waits_already_takes_its_place_too(chat: Chat) -> None:
+    begun = await chat.begin()
+    waits = await chat.begin("another", on_busy="queue")
+    message = chat.messages[begun.response_id]
+    following = NextRound(response_id=begun.response_id, message_id=message.id, settings={})
+    finished = await chat.finish(begun.response_id, 2, next_round=following)
+    assert finished.next_response_id == waits.response_id
+    assert await next_round(chat) is None
+
+
+async def test_a_change_of_the_queue_leaves_what_follows_alone(chat: Chat) -> None:
+    await ended_with_calls(chat)
+    await add(chat, "later")
+    assert await waiting(chat) == ["later"]
+    kept = await next_round(chat)
+    assert kept is not None
+    await chat.store.queues.drop_round(chat.session_id, NextRound.decode(kept.encode()))
+    assert await next_round(chat) is None
+
+
+async def test_an_older_worker_that_finds_no_queue_forgets_no_round(chat: Chat) -> None:
+    await ended_with_calls(chat)
+    queues = chat.store.queues
+    await queues.index.look_later(chat.session_id, after_ms=-1)  # as older ones enter it
+    (mark,) = (await queues.index.due()).values()
+    await queues.index.forget(chat.session_id, mark)
+    await queues.rounds.look_later(chat.session_id, after_ms=-1)
+    assert chat.session_id in await queues.rounds.due()

@@ -16,6 +16,7 @@ from sessions.model.errors import (
     RunLive,
     RunLost,
     SequenceGap,
+    SessionLocked,
 )
 from sessions.model.events import Event, ObjectEvent, TextEvent
 from sessions.model.ids import new_response_id, new_session_id
@@ -453,3 +454,46 @@ async def test_runs_are_found_by_their_owner(store: SessionStore) -> None:
     await chats[0].finish(runs[0], 2)
     assert await store.runs.owned_by("w0") == [runs[2]]
     assert await store.runs.owned_by("w9") == []
+
+
+# ---- words on calls ------------------------------------------------------------------------------
+
+
+async def test_the_first_word_on_a_call_counts_and_a_repeat_learns_which_that_was(
+    chat: Chat,
+) -> None:
+    runs, rid = chat.store.runs, (await chat.begin(owner="w7")).response_id
+    assert await runs.said_of_call(rid, "call_1", "clock__now") == ("", False)
+    first = await runs.decide_call("alice", rid, "call_1", "allow")
+    assert (first.decision, first.owner) == ("allow", "w7")
+    for later in ("allow", "deny", "timeout"):
+        assert (await runs.decide_call(None, rid, "call_1", later)).decision == "allow"
+    assert await runs.said_of_call(rid, "call_1", "clock__now") == ("allow", False)
+    assert await runs.said_of_call(rid, "call_2", "clock__now") == ("", False)
+
+
+async def test_a_word_may_grant_a_tool_for_the_session(chat: Chat) -> None:
+    runs, rid = chat.store.runs, (await chat.begin()).response_id
+    await runs.decide_call("alice", rid, "call_1", "allow_session", granted_tool="clock__now")
+    assert await runs.said_of_call(rid, "call_2", "clock__now") == ("", True)
+    assert await runs.said_of_call(rid, "call_2", "clock__stop") == ("", False)
+    other = await Chat.create(chat.store)
+    theirs = (await other.begin()).response_id
+    assert await runs.said_of_call(theirs, "call_1", "clock__now") == ("", False)
+
+
+async def test_nobody_else_has_a_word_and_none_comes_after_the_end(chat: Chat) -> None:
+    runs, rid = chat.store.runs, (await chat.begin()).response_id
+    for uid, response_id in (("bob", rid), ("alice", new_response_id(chat.session_id))):
+        with pytest.raises(ResponseNotFound):
+            await runs.decide_call(uid, response_id, "call_1", "allow", granted_tool="t")
+    assert await runs.said_of_call(rid, "call_1", "t") == ("", False)
+    key = chat.store.keys.session(chat.session_id, "m")
+    await chat.store.client.call("HSET", key, "locked", "for a reason")
+    with pytest.raises(SessionLocked):
+        await runs.decide_call("alice", rid, "call_1", "allow")
+    assert (await runs.decide_call(None, rid, "call_1", "timeout")).decision == "timeout"
+    await chat.store.client.call("HSET", key, "locked", "")
+    await chat.finish(rid, 2)
+    with pytest.raises(RunEnded):
+        await runs.decide_call("alice", rid, "call_2", "allow")

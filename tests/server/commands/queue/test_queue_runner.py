@@ -48,7 +48,7 @@ async def keep(worker: Worker, session: str, uid: str = "alice") -> None:
 
 async def sweep(worker: Worker, session: str) -> None:
     """Have that queue looked at, as it is some time after it was added to."""
-    await worker.store.queues.look_later(session, after_ms=-1)
+    await worker.store.queues.index.look_later(session, after_ms=-1)
     await runner_of(worker).sweep()
 
 
