@@ -28,14 +28,16 @@ class Admission:
         self._models = models
         self.num_beginning = 0
 
-    async def check(self, uid: str, name: str) -> Budget | None:
+    async def check(self, uid: str, name: str, *, is_promised: bool = False) -> Budget | None:
         """What is left of the user's tokens, if they are counted. Raises what refuses an answer.
 
-        A model that is not loaded is asked for here; whether there is memory for it is soon known.
+        One that is promised to them is not refused for their tokens: it ends when they do. A model
+        that is not loaded is asked for here; whether there is memory for it is soon known.
         """
         if self._runs.draining:
             raise ApiError("draining", "this worker is restarting; connect again")
-        budget = await self._store.budgets.check(uid)
+        budgets = self._store.budgets
+        budget = await (budgets.today(uid) if is_promised else budgets.check(uid))
         engine = self._models.engine(name)
         try:
             if self._models.is_known(name):  # the default one is not loaded for any word

@@ -10,7 +10,7 @@ import hashlib
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 import orjson
@@ -58,11 +58,14 @@ from sessions.model.errors import (
 )
 from sessions.model.events import ObjectEvent
 from sessions.model.ids import is_response_id, new_response_id
-from sessions.model.queue import TakenInput
+from sessions.model.queue import NextRound, TakenInput
 from sessions.model.quotas import Budget
 from sessions.model.records import UNSET, Message, Session, Unset
 from sessions.model.replies import BegunResponse
 from sessions.store.store import SessionStore
+
+if TYPE_CHECKING:  # a server without tools imports nothing of them
+    from server.commands.tools.offering import ToolOffers
 
 logger = structlog.get_logger("server")
 
@@ -80,6 +83,7 @@ class _Wish:
     taken: TakenInput | None  # of the session's queue, where it has waited
     session: Session | None  # as it was read with that queue
     trace: AnswerTrace | None
+    next_round: NextRound | None = None  # what is asked, if the server itself does
 
     @property
     def body_hash(self) -> str:
@@ -102,6 +106,7 @@ class ResponseCreator:
         refresh_models: Callable[[], Awaitable[None]] | None = None,
         limit: ActiveLimit | None,
         tracing: AnswerTracing | None = None,
+        tools: "ToolOffers | None" = None,
     ) -> None:
         self._store = store
         self._hub = hub
@@ -112,6 +117,7 @@ class ResponseCreator:
         self._admission = admission
         self._refresh_models = refresh_models
         self._limit = limit
+        self._tools = tools
         self._tracing = tracing
         self._targets = ReplyTargets(store)
 
@@ -124,6 +130,7 @@ class ResponseCreator:
         *,
         taken: TakenInput | None = None,
         session: Session | None = None,
+        next_round: NextRound | None = None,
     ) -> tuple[str, bool]:
         """Begin an answer, or find the one that this key began before: its id, and True then.
 
@@ -131,15 +138,16 @@ class ResponseCreator:
         caller does not cancel this: what the store has begun must also be produced. `request` is
         the one over HTTP by which the frame came, which may name the asker's span. `taken`: the
         question leaves the session's queue, which was read with `session`; nobody asks any more.
+        `next_round`: likewise, and what tools gave back is in the place of a question.
         Raises `ApiError` and the store's errors; then nothing was stored, but for a
         `StoreUnavailable`.
         """
         if self._tracing is None:
             return await self._runs.see_through(
-                self._create(_Wish(uid, frame, asker, taken, session, trace=None))
+                self._create(_Wish(uid, frame, asker, taken, session, None, next_round))
             )
         trace = self._tracing.begin(frame.session_id, frame.traceparent, frame.tracestate, request)
-        wish = _Wish(uid, frame, asker, taken, session, trace)
+        wish = _Wish(uid, frame, asker, taken, session, trace, next_round)
         return await self._runs.see_through(self._create_traced(wish, trace))
 
     async def _create_traced(self, wish: _Wish, trace: AnswerTrace) -> tuple[str, bool]:
@@ -158,9 +166,10 @@ class ResponseCreator:
             session, replayed = await self._look_up(wish)
             if replayed is not None:  # before any other refusal: a repeat must find what it began
                 return replayed, True
-        name = self._name(session, wish.frame)
+        following = wish.next_round
+        name = self._name(session, wish.frame) if following is None else following.settings["model"]
         with self._models.using(name):
-            budget = await self._admission.check(uid, name)
+            budget = await self._admission.check(uid, name, is_promised=following is not None)
             if trace is not None:
                 trace.passed("admission")
             self._admission.num_beginning += 1
@@ -195,12 +204,15 @@ class ResponseCreator:
         the new one comes after them.
         """
         uid, frame = wish.uid, wish.frame
-        settings = await self._settings(session, frame)
+        if wish.next_round is None:
+            settings = await self._settings(session, frame)
+        else:  # those of the answer that it follows
+            settings = dict(wish.next_round.settings)
         waits = frame.on_busy == "queue"
         superseded: str | None = None
         for tries_left in reversed(range(MAX_TRIES)):
             try:
-                target = await self._targets.of(uid, session, frame)
+                target = await self._target(wish, session)
                 return await self._begin_once(wish, session, settings, target, budget, waits=waits)
             except ResponseInProgress as busy:
                 if frame.on_busy != "cancel" or not tries_left:
@@ -227,7 +239,12 @@ class ResponseCreator:
         waits: bool,
     ) -> tuple[str, bool]:
         uid, frame, trace = wish.uid, wish.frame, wish.trace
-        prompt = await self._prompt(uid, session, settings, target)
+        try:
+            prompt = await self._prompt(uid, session, settings, target)
+        except ApiError as error:
+            if wish.next_round is None or error.type == "overloaded_error":
+                raise
+            prompt = None  # it was promised: it begins, and ends by what is wrong
         if trace is not None:
             trace.passed("prompt")
         response_id = new_response_id(session.id)
@@ -258,9 +275,15 @@ class ResponseCreator:
         if self._limit is not None and wish.asker is not None:
             wish.asker.outbox.put(RateLimitsUpdated(rate_limits=[self._limit.entry(remaining)]))
         self._runs.start(run, begun)
-        if begun.title_empty and frame.input is not None and not frame.outputs:
+        is_question = wish.next_round is None and frame.input is not None and not frame.outputs
+        if begun.title_empty and is_question:
             self._runs.spawn(self._set_title(run, frame.text))
         return run.response_id, False
+
+    async def _target(self, wish: _Wish, session: Session) -> ReplyTarget:
+        if wish.next_round is None:
+            return await self._targets.of(wish.uid, session, wish.frame)
+        return await self._targets.of_round(wish.uid, session.id, wish.next_round.message_id)
 
     async def _prompt(
         self, uid: str, session: Session, settings: dict[str, Any], target: ReplyTarget
@@ -291,9 +314,12 @@ class ResponseCreator:
         except ValidationError as error:
             message = f"{error}"
             raise ApiError("output_format_refused", message, param="settings.output") from error
-        if any(tool["type"] == "mcp" for tool in offered_tools(settings)):
-            message = "this server runs no tools: its operator has configured none"
-            raise ApiError("tool_not_found", message, param="settings.tools")
+        tools = offered_tools(settings)
+        if any(tool["type"] == "mcp" for tool in tools):
+            if self._tools is None:
+                message = "this server runs no tools: its operator has configured none"
+                raise ApiError("tool_not_found", message, param="settings.tools")
+            settings["tools"] = await self._tools.expanded(tools)
         if offered_tools(settings) and settings.get("output", TEXT) != TEXT:
             problem = "an answer of a given form calls no tools: say tool_choice none with it"
             raise invalid_field("settings.output", problem)
@@ -363,6 +389,7 @@ class ResponseCreator:
                 seed=settings["seed"],
                 fields=None if trace is None else trace.headers,
                 taken=wish.taken,
+                next_round=wish.next_round,
             )
         finally:
             if begun is None or begun.replayed:

@@ -108,13 +108,16 @@ class ReplyTargets:
         Raises `ApiError` `call_not_found`, `call_outputs_missing`.
         """
         called: set[str] = set()
+        own: list[dict[str, str]] = []  # of the calls that the server has carried out
         if leaf is not None:
             check_message_id(leaf)
             message = await self._store.messages.get(uid, session_id, leaf)
             if message.status == "in_progress":
                 raise ResponseInProgress(message.response_id or "")
+            own = _own_outputs(message)
             calls = message.tool_calls or ()
             called = {call["call_id"] for call in calls if call["status"] == "completed"}
+            called -= {each["call_id"] for each in own}
         for place, output in enumerate(given):
             if output.call_id not in called:
                 problem = "the message before has no such call that waits for an output"
@@ -123,8 +126,13 @@ class ReplyTargets:
         if missing:
             problem = f"{missing} more of the calls of that message need an output"
             raise ApiError("call_outputs_missing", problem, param="input")
-        outputs = [{"call_id": each.call_id, "output": each.output} for each in given]
-        return ReplyTarget(leaf, "".join(each.output for each in given), outputs=outputs)
+        outputs = [{"call_id": each.call_id, "output": each.output} for each in given] + own
+        return _target(leaf, outputs)
+
+    async def of_round(self, uid: str, session_id: str, message_id: str) -> ReplyTarget:
+        """What the server's own tools gave back to that message. Raises `MessageNotFound`."""
+        message = await self._store.messages.get(uid, session_id, message_id)
+        return _target(message_id, _own_outputs(message))
 
     async def _question(self, uid: str, session_id: str, answer: Message) -> Message | None:
         if answer.role != "assistant" or answer.parent_id is None:
@@ -134,3 +142,13 @@ class ReplyTargets:
         except MessageNotFound:
             return None
         return question if question.role in ("user", "tool") else None
+
+
+def _own_outputs(message: Message) -> list[dict[str, str]]:
+    """What became of the calls that the server itself has carried out."""
+    items = message.tool_outputs or ()
+    return [{"call_id": item["call_id"], "output": item["output"]} for item in items]
+
+
+def _target(leaf: str | None, outputs: list[dict[str, str]]) -> ReplyTarget:
+    return ReplyTarget(leaf, "".join(each["output"] for each in outputs), outputs=outputs)

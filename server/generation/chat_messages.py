@@ -1,7 +1,8 @@
 """Stored messages → the conversation that a chat template is given, with calls and their outputs.
 
-A call without an output is in no prompt: many templates have no way to write one. Calls have short
-ids there, since some templates take no other.
+A call without an output is in no prompt: many templates have no way to write one. Those that the
+server has carried out have theirs with them, and are there although a question follows. Calls have
+short ids there, since some templates take no other.
 """
 
 import hashlib
@@ -55,10 +56,15 @@ def chat_messages(
             continue
         calls: list[dict[str, Any]] = []
         following = messages[place + 1] if place + 1 < len(messages) else None
-        if with_calls and following is not None and following.outputs:
-            calls = _calls(message, following, as_text=arguments_as_text)
+        answering = following if following is not None and following.outputs else None
+        if answering is None and message.tool_outputs:
+            answering = Message.of_outputs("", message.id, message.tool_outputs, 0)
+        if with_calls and answering is not None:
+            calls = _calls(message, answering, as_text=arguments_as_text)
         if calls:
             found.append({"role": message.role, "content": message.text, "tool_calls": calls})
+            if answering is not None and answering is not following:
+                found += _output_messages(answering, message)
         elif message.text:
             _add_text(found, message)
     return found

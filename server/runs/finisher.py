@@ -24,6 +24,7 @@ from server.runs.log_writer import LogWriter, lose
 from server.runs.run import Run
 from server.runs.state import STATUS_TO_MESSAGE_STATUS, End, pauses_queue
 from server.runs.stop import Stop, cancel_command
+from server.runs.tools.runner import next_round_of
 from server.telemetry.metrics import Metrics
 from sessions.model.errors import (
     CancelPending,
@@ -146,6 +147,7 @@ class Finisher:
         stop = run.stopping
         # A client that stopped it at another worker got no more text, and may find no log any more.
         whole = ObjectEvent({**done, "text": message.text}) if stop is not None else None
+        next_round = next_round_of(run, end, message)
         return await self._store.runs.finish(
             run.response_id,
             fence=run.fence,
@@ -162,7 +164,8 @@ class Finisher:
             fields={name: at for name, at in run.timeline.at.items() if name in OWN_MOMENTS},
             seen=None if stop is None else stop.seen,
             published_end=whole,
-            pauses_queue=pauses_queue(end),
+            pauses_queue=pauses_queue(end) and next_round is None,
+            next_round=next_round,
         )
 
     def _publish_done(self, ending: _Ending, *, durable: bool) -> None:
@@ -267,6 +270,7 @@ class Finisher:
             text=text,
             reasoning=run.final_reasoning(),
             tool_calls=run.final_calls(),
+            tool_outputs=run.final_outputs(),
             status=STATUS_TO_MESSAGE_STATUS[end.status],
             usage=run.message_usage(),
             timings=run.timeline.wire(len(run.token_ids)),

@@ -232,6 +232,7 @@ class LogWriter:
         self._unanswered = None
         self._run.num_stored = append.last
         self._run.num_tokens_stored += len(append.token_ids) // TOKEN_ID_BYTES
+        self._run.has_stored.set()
 
 
 def lose(run: Run, error: Exception) -> None:

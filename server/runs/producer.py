@@ -60,6 +60,7 @@ from server.runs.resuming import unsaid
 from server.runs.run import Run
 from server.runs.state import End
 from server.runs.stop import Stop, StoredStop
+from server.runs.tools.runner import ToolRunner
 from server.telemetry.metrics import Metrics
 from sessions.background import start
 from sessions.model.errors import ResponseNotFound, StoreUnavailable
@@ -101,8 +102,10 @@ class Producer:
         cache_salt: str = "",
         max_seconds: float = 0.0,
         models: Models | None = None,
+        tools: ToolRunner | None = None,
     ) -> None:
         self._run = run
+        self._tools = tools
         self._models = models  # None: there is one, which is there as long as the server is
         self._cache_salt = cache_salt  # one for each user
         self._max_seconds = max_seconds  # for writing the answer, over all its owners; 0: no limit
@@ -156,6 +159,7 @@ class Producer:
                         run.trace.passed("turn")
                 with self._using():
                     end = await self._answer()
+                end = await self._carry_out_calls(end)
         except ApiError as error:  # what it was to answer makes no prompt by now
             logger.warning("no prompt", response_id=run.response_id, code=error.code)
             reason: Reason = LATE_REFUSALS.get(error.code, "engine_error")
@@ -203,6 +207,8 @@ class Producer:
     async def _answer(self) -> End:
         """From the prompt to the engine's last output."""
         run, settings = self._run, self._run.response["settings"]
+        if run.has_outputs:  # its model had ended when another worker began with its calls
+            return run.end("stop", None, "released")
         if run.prompt is None and run.stopping is None:
             await self._wait_for_engine()  # it knows how long a prompt may be
             self._know_model()
@@ -220,6 +226,14 @@ class Producer:
         chat_stop = self._engine.get_tokenizer().chat_stop
         params = sampling_params(settings, max_tokens, chat_stop, run.base, run.prompt.call_form)
         return await self.generate(token_ids, params)
+
+    async def _carry_out_calls(self, end: End) -> End:
+        """What the server is to call goes on in the same answer; a stop ends it as any."""
+        run = self._run
+        if end.reason != "tool_calls" or self._tools is None:
+            return end
+        await self._tools.carry_out(run)
+        return end if run.stopping is None else run.end("abort", None, end.engine)
 
     async def _read_prompt(self) -> None:
         """An answer that was promised waits for a store that is away, until somebody stops it."""

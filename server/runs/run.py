@@ -50,9 +50,13 @@ class Timeline:
     at: dict[str, int] = field(default_factory=dict)  # milliseconds since 1970, by Redis' clock
     clock_ahead_ms: int | None = None  # of Redis' clock to ours
 
+    def now_ms(self) -> int:
+        """By Redis' clock, as far as it is known here."""
+        return _now_ms() + (self.clock_ahead_ms or 0)
+
     def note(self, name: str, at_ms: int | None = None) -> None:
         """Keep a moment, by default the present one; the first of its name counts."""
-        self.at.setdefault(name, _now_ms() + (self.clock_ahead_ms or 0) if at_ms is None else at_ms)
+        self.at.setdefault(name, self.now_ms() if at_ms is None else at_ms)
 
     def set_clock(self, redis_ms: int) -> None:
         """It was that late by Redis' clock; of all its replies the one that came soonest counts."""
@@ -133,7 +137,8 @@ class Run:
         self.stop_asked = asyncio.Event()  # wakes the loop that waits for its flush window
         self.stop_is_stored = False  # then not even this worker's death can undo the stop
         self._when_stop_is_stored: list[Callable[[], None]] = []
-        self.consent_said = asyncio.Event()  # of a call, since somebody looked
+        self.consent_waits: set[asyncio.Event] = set()  # of calls, for a user's word
+        self.has_stored = asyncio.Event()  # something, since somebody waited
         self.promoted = asyncio.Event()  # its turn has come among the session's responses
         self.has_spoken = asyncio.Event()  # there is text, or an end: what can wait may follow
         self.done = asyncio.Event()  # `response.done` was published
@@ -143,6 +148,11 @@ class Run:
     def calls(self) -> CallLedger:
         """Of tools, in this answer. Most answers have none."""
         return CallLedger(self.response_id)
+
+    @property
+    def has_outputs(self) -> bool:
+        """Whether the server has begun with calls of tools."""
+        return "calls" in self.__dict__ and bool(self.calls.outputs)
 
     @property
     def ids(self) -> dict[str, str]:
@@ -387,6 +397,12 @@ class Run:
         self.on_change()
         return event
 
+    async def until_stored(self, number: int) -> None:
+        """Return when the store has that entry."""
+        while self.num_stored < number:
+            self.has_stored.clear()
+            await self.has_stored.wait()
+
     def note_published(self, end: End) -> None:
         """`response.done` has told the viewers of this end."""
         self._published = end
@@ -420,6 +436,11 @@ class Run:
         """The same of the tools that it has called; what is not whole is incomplete."""
         events = self.events[: self._last_seen]
         return calls_of(self.response_id, events).items(is_over=True) or None
+
+    def final_outputs(self) -> list[dict[str, Any]] | None:
+        """What has become of those that the server has carried out."""
+        events = self.events[: self._last_seen]
+        return calls_of(self.response_id, events).final_outputs() or None
 
     def within_budget(self, max_tokens: int) -> int:
         """So many tokens at most, and one at least: what the prompt leaves of the user's day."""

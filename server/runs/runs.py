@@ -32,6 +32,7 @@ from server.runs.producer import Producer
 from server.runs.run import Run
 from server.runs.state import End, RunState
 from server.runs.stop import Stop, StoredStop, cancel_command
+from server.runs.tools.runner import ToolRunner
 from server.telemetry.metrics import Metrics
 from sessions.background import Background
 from sessions.model.errors import ResponseNotFound, RunEnded, SessionError, StoreUnavailable
@@ -69,6 +70,7 @@ class Runs:
         has_peers: Callable[[], bool],
         salts: CacheSalts,
         answer_seconds: float,
+        tools: ToolRunner | None = None,
     ) -> None:
         self._salts = salts
         self._answer_seconds = answer_seconds
@@ -80,6 +82,7 @@ class Runs:
         self._intervals = intervals
         self._has_peers = has_peers
         self._limit = limit
+        self._tools = tools
         self._prompts = prompts
         self._queues: defaultdict[str, QueueEstimate] = defaultdict(QueueEstimate)  # by model
         self._runs: dict[str, Run] = {}
@@ -174,6 +177,8 @@ class Runs:
 
     async def finish(self, run: Run, end: End) -> None:
         """End a run that was taken over: it produces nothing more, only its end is missing."""
+        if self._tools is not None:
+            self._tools.abandon(run)
         writer = LogWriter(
             run,
             appender=self._appender,
@@ -208,6 +213,7 @@ class Runs:
             cache_salt=self._salts.of(run.uid),
             max_seconds=self._answer_seconds,
             models=self._models,
+            tools=self._tools,
         )
 
     def _forget(self, run: Run) -> None:
@@ -308,7 +314,8 @@ class Runs:
     def hear_consent(self, response_id: str) -> None:
         """Something was said of a call of an own answer: the store knows what."""
         if (run := self._runs.get(response_id)) is not None:
-            run.consent_said.set()
+            for said in run.consent_waits:
+                said.set()
 
     def promote(self, response_id: str) -> None:
         """An own answer's turn has come."""

@@ -207,6 +207,26 @@ class Metrics:
             "parley_stop_seconds", "From a stop to response.done.", buckets=SHORT, registry=r
         )
 
+        self._tool_calls = Counter(
+            "parley_tool_calls", "Calls of tools, over.", ["server", "outcome"], registry=r
+        )
+        self._tool_call = Histogram(
+            "parley_tool_call_seconds",
+            "From the sending of a call to its outcome.",
+            ["server"],
+            buckets=LONG,
+            registry=r,
+        )
+        self.tool_calls_running = Gauge(
+            "parley_tool_calls_running", "Calls of tools that run.", ["server"], registry=r
+        )
+
+    def count_tool_call(self, server: str, outcome: str, seconds: float | None) -> None:
+        """`server` is empty of a tool that nobody has; `seconds` None: it was never sent."""
+        self._tool_calls.labels(server, outcome).inc()
+        if seconds is not None:
+            self._tool_call.labels(server).observe(seconds)
+
     def observe_stop(self, seconds: float, num_discarded: int) -> None:
         self._stop.observe(seconds)
         self._discarded.inc(num_discarded)

@@ -50,6 +50,7 @@ class ToolClient:
         self._background = Background()
         self._connecting = asyncio.Lock()
         self._is_answered = False  # on this connection: the process is up
+        self._left: set[str] = set()  # keys of calls that go on without who waits here
 
     async def place(self) -> Place:
         """To be stored with the word that a call begins. Raises `ToolError`."""
@@ -68,7 +69,7 @@ class ToolClient:
     async def call(self, key: str, tool: str, arguments: bytes) -> ToolResult:
         """Run it, once under this key, in a process that is up by then. Raises `ToolError`.
 
-        Cancelled, the call is cancelled at the server, and this ends at once.
+        Cancelled, the call is cancelled at the server unless it was left, and this ends at once.
         """
         if len(arguments) > MAX_ARGUMENT_BYTES:
             raise ToolError("tool_arguments_invalid", f"at most {MAX_ARGUMENT_BYTES} bytes")
@@ -77,8 +78,11 @@ class ToolClient:
         try:
             reply = await self._ask(Call(next(self._ids), key, tool, arguments), Done)
         except asyncio.CancelledError:
-            self.cancel(key)
+            if key not in self._left:
+                self.cancel(key)
             raise
+        finally:
+            self._left.discard(key)
         return reply.result
 
     async def recall(self, key: str, place: Place | None) -> ToolResult:
@@ -89,6 +93,10 @@ class ToolClient:
         """Whoever waits for this call gets `tool_cancelled`."""
         if self._writer is not None:
             self._writer.write(encode(Cancel(key), MAX_REQUEST_BYTES))
+
+    def leave(self, key: str) -> None:
+        """Whoever waits for this call here may go: it goes on, for who recalls it elsewhere."""
+        self._left.add(key)
 
     async def close(self) -> None:
         """Leave. Calls that run go on, for whoever recalls them."""

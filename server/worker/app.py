@@ -43,6 +43,7 @@ from server.worker.parts import (
     build_metrics,
     build_others,
     build_services,
+    build_tools,
 )
 from server.worker.routes import routes
 from sessions.background import Background, start
@@ -80,7 +81,8 @@ class Worker:
         self._others = others = build_others(given, self._figures)
         self._live = live = build_live(given, others.peers, self._on_refused)
         self._adapters = adapters = build_adapters(given, others.peers)
-        self._answers = answers = build_answers(given, live, others.peers, adapters)
+        self._tools = tools = build_tools(config)
+        self._answers = answers = build_answers(given, live, others.peers, adapters, tools)
         self.access = build_access(given, live.feed)
         self.services = build_services(
             given, others, live, answers, self.access.identities, adapters
@@ -154,6 +156,8 @@ class Worker:
             await self.runs.close()
             await self.services.stateless.close()
             await self.hub.close()
+            if self._tools is not None:
+                await self._tools.close()
             await feed.close()
             await self.store.close()
 

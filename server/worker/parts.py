@@ -32,6 +32,7 @@ from server.runs.active_limit import ActiveLimit
 from server.runs.peers import Figures, Peers
 from server.runs.runs import Runs
 from server.runs.takeover import Takeover
+from server.runs.tools.runner import ToolRunner
 from server.telemetry.metrics import Metrics, SpanCollector, StoreCollector
 from server.telemetry.stats import Recorder
 from server.telemetry.tracing import AnswerTracing
@@ -48,7 +49,9 @@ from sessions.store.appends.appender import Appender
 from sessions.store.store import SessionStore
 
 if TYPE_CHECKING:
+    from server.commands.tools.offering import ToolOffers
     from server.engines.tracing import Tracing
+    from server.tools.client import ToolClient
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +93,7 @@ class Answers:
     stateless: StatelessAnswers
     takeover: Takeover
     queue_runner: QueueRunner
+    offers: "ToolOffers | None"  # of tools that the server runs
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +171,22 @@ def build_live(given: Given, peers: Peers, on_refused: Callable[[StoreRefused], 
     return Live(feed, hub, health)
 
 
-def build_answers(given: Given, live: Live, peers: Peers, adapters: Adapters | None) -> Answers:
+def build_tools(config: WorkerConfig) -> "ToolClient | None":
+    """None without a tool process."""
+    if config.tools_path is None:
+        return None
+    from server.tools.client import ToolClient
+
+    return ToolClient(Path(config.tools_path))
+
+
+def build_answers(
+    given: Given,
+    live: Live,
+    peers: Peers,
+    adapters: Adapters | None,
+    tools: "ToolClient | None" = None,
+) -> Answers:
     config, store, hub = given.config, given.store, live.hub
     settings = config.settings
     max_active = settings.limits.max_active_responses_per_user
@@ -188,8 +207,12 @@ def build_answers(given: Given, live: Live, peers: Peers, adapters: Adapters | N
         has_peers=peers.are_known,
         salts=salts,
         answer_seconds=settings.limits.answer_seconds,
+        tools=ToolRunner(
+            tools, store=store, hub=hub, metrics=given.metrics, intervals=settings.intervals
+        ),
     )
     admission = Admission(store, runs, given.models)
+    offers = build_offers(tools)
     creator = ResponseCreator(
         store=store,
         hub=hub,
@@ -201,6 +224,7 @@ def build_answers(given: Given, live: Live, peers: Peers, adapters: Adapters | N
         refresh_models=None if adapters is None else adapters.refresh,
         limit=limit,
         tracing=given.tracing,
+        tools=offers,
     )
     stateless = StatelessAnswers(
         store, given.models, admission, salts, limit, settings.limits.answer_seconds
@@ -210,7 +234,15 @@ def build_answers(given: Given, live: Live, peers: Peers, adapters: Adapters | N
         store=store, runs=runs, creator=creator, intervals=settings.intervals
     )
     abandonment = Abandonment(store, hub, runs)
-    return Answers(limit, runs, abandonment, creator, stateless, takeover, queue_runner)
+    return Answers(limit, runs, abandonment, creator, stateless, takeover, queue_runner, offers)
+
+
+def build_offers(tools: "ToolClient | None") -> "ToolOffers | None":
+    if tools is None:
+        return None
+    from server.commands.tools.offering import ToolOffers
+
+    return ToolOffers(tools)
 
 
 def build_takeover(
@@ -281,4 +313,5 @@ def build_services(
         models=given.models,
         stateless=answers.stateless,
         adapters=adapters,
+        tools=answers.offers,
     )

@@ -1,8 +1,9 @@
 """`QueueRunner`: asks what waits in a session's queue, as soon as its turn comes.
 
-The worker that ends an answer looks at the queue at once. Each worker also looks, every second or
-so, at queues that nobody has looked at in time: so what was kept is asked although that worker has
-died. Several may try at a time; the store lets one begin.
+What follows calls of tools that the server has carried out comes before all of it. The worker that
+ends an answer looks at the queue at once. Each worker also looks, every second or so, at queues
+that nobody has looked at in time: so what was kept is asked although that worker has died. Several
+may try at a time; the store lets one begin.
 """
 
 import asyncio
@@ -25,8 +26,9 @@ from sessions.model.errors import (
     SessionNotFound,
     StoreUnavailable,
 )
-from sessions.model.queue import Queue, QueuedInput, TakenInput
+from sessions.model.queue import NextRound, Queue, QueuedInput, TakenInput
 from sessions.model.records import Session
+from sessions.store.queues import QueueIndex
 from sessions.store.store import SessionStore
 
 logger = structlog.get_logger("server")
@@ -65,12 +67,16 @@ class QueueRunner:
 
     async def sweep(self) -> None:
         """Look once. Raises `StoreUnavailable`."""
-        for session_id, mark in (await self._store.queues.index.due()).items():
+        for index in (self._store.queues.rounds, self._store.queues.index):
+            await self._sweep(index)
+
+    async def _sweep(self, index: QueueIndex) -> None:
+        for session_id, mark in (await index.due()).items():
             try:
                 if not await self.advance(session_id):
-                    await self._store.queues.index.forget(session_id, mark)
+                    await index.forget(session_id, mark)
             except SessionNotFound:
-                await self._store.queues.index.forget(session_id, mark)
+                await index.forget(session_id, mark)
             except StoreUnavailable:
                 raise
             except Exception:  # what is wrong with one keeps no other one waiting
@@ -93,16 +99,20 @@ class QueueRunner:
         session, queue = await asyncio.gather(
             self._store.sessions.get(None, session_id), self._store.queues.get(None, session_id)
         )
-        due = queue.due
-        if not due:
+        due, following = queue.due, queue.next_round
+        if not due and following is None:
             return False
         active = session.active_response_id
         if active is None:
             if await self._store.sessions.is_user_gone(session.uid):
-                await self._store.queues.index.look_later(session_id, DISABLED_MS)
+                index = self._store.queues.index if following is None else self._store.queues.rounds
+                await index.look_later(session_id, DISABLED_MS)
+                return True
+            if following is not None:
+                await self._begin_round(session, following)
                 return True
             await self._begin(session, TakenInput(queue, due))
-        elif due[0].steers == active:
+        elif due and due[0].steers == active:
             await self.steer(session.uid, active)
         return True
 
@@ -126,6 +136,45 @@ class QueueRunner:
             raise
         except (ApiError, SessionError, msgspec.ValidationError) as error:
             await self._refuse(session, first, error)
+
+    async def _begin_round(self, session: Session, following: NextRound) -> None:
+        """Ask with what tools gave back. What can never be asked gives way to the queue."""
+        queues = self._store.queues
+        try:
+            if await self._is_passed_over(session, following):  # by an older worker
+                await self._drop(session.id, following)
+                return
+            frame = CreateResponse(
+                session_id=session.id,
+                idempotency_key=following.idempotency_key,
+                input=[],
+                parent_id=following.message_id,
+                priority=following.priority,
+                traceparent=following.traceparent,
+            )
+            await self._creator.create(session.uid, frame, session=session, next_round=following)
+        except (QueueChanged, ResponseInProgress):
+            pass  # somebody was faster
+        except (StoreUnavailable, SessionNotFound):
+            raise
+        except (ApiError, SessionError) as error:
+            refusal = translated(error) if isinstance(error, SessionError) else error
+            code = "internal" if refusal is None else refusal.code
+            if code in PASSING:
+                await queues.rounds.look_later(session.id, AGAIN_MS)
+                return
+            logger.warning("next round dropped", session_id=session.id, code=code)
+            await self._drop(session.id, following)
+
+    async def _drop(self, session_id: str, following: NextRound) -> None:
+        await self._store.queues.drop_round(session_id, following)
+        self.advance_soon(session_id)  # something else may have waited for it
+
+    async def _is_passed_over(self, session: Session, following: NextRound) -> bool:
+        """Whether the message that it answers is answered already."""
+        message_id = following.message_id
+        newest = await self._store.messages.newest_below(session.uid, session.id, message_id)
+        return newest != message_id
 
     async def _refuse(self, session: Session, tried: QueuedInput, error: Exception) -> None:
         """Wait for what passes; say at the item what does not: its user must change something."""

@@ -15,9 +15,10 @@ from server.protocol.server_frames import ConsentAccepted
 from sessions.model.errors import RunEnded, StoreUnavailable
 from sessions.model.ids import check_response_id
 
-# A viewer at the owner is shown that a call waits a moment before the store, and so others, know.
-NUM_LOOKS = 10
-LOOK_SECONDS = 0.1
+# A viewer at the owner is shown that a call waits a moment before it is stored. A word counts after
+# that alone: it is about these arguments, and what is not stored may be written anew.
+NUM_LOOKS = 50
+LOOK_SECONDS = 0.02
 
 
 async def consent_to_call(services: Services, uid: str, frame: ConsentToCall) -> ConsentAccepted:
@@ -27,15 +28,16 @@ async def consent_to_call(services: Services, uid: str, frame: ConsentToCall) ->
     """
     check_response_id(frame.response_id)
     store, response_id = services.store, frame.response_id
-    await store.runs.get(uid, response_id)  # it exists, and is theirs
-    output = None
-    for _ in range(NUM_LOOKS):
-        ledger = await _ledger(services, response_id)
-        if (output := ledger.outputs.get(frame.call_id)) is not None:
+    record = await store.runs.get(uid, response_id)  # it exists, and is theirs
+    ledger = await _ledger(services, response_id)
+    for _ in range(NUM_LOOKS if record.is_live else 0):
+        if frame.call_id in ledger.outputs:
             break
-        if not any(call.call_id == frame.call_id for call in ledger.calls):
-            raise ApiError("call_not_found", "the response has no such call", param="call_id")
         await asyncio.sleep(LOOK_SECONDS)
+        ledger = await _ledger(services, response_id)
+    output = ledger.outputs.get(frame.call_id)
+    if output is None and not any(call.call_id == frame.call_id for call in ledger.calls):
+        raise ApiError("call_not_found", "the response has no such call", param="call_id")
     if output is None or "consent" not in output.item:
         said, _ = await store.runs.said_of_call(response_id, frame.call_id, "")
         if said != frame.decision:
@@ -63,9 +65,7 @@ async def consent_to_call(services: Services, uid: str, frame: ConsentToCall) ->
 
 
 async def _ledger(services: Services, response_id: str) -> CallLedger:
-    """What is known of the response's calls, here or in the store."""
-    if (run := services.runs.local(response_id)) is not None:
-        return run.calls
+    """What is stored of the response's calls."""
     events = await services.store.runs.events(response_id)
     return calls_of(response_id, [event for _, event in events])
 

@@ -53,13 +53,6 @@ class ToolOffers:
         return offered
 
 
-def no_tools(tools: Sequence[Mapping[str, Any]]) -> ApiError:
-    """The refusal of a server that runs none."""
-    place = next(place for place, tool in enumerate(tools) if tool["type"] == "mcp")
-    message = "this server runs no tools: its operator has configured none"
-    return ApiError("tool_not_found", message, param=f"settings.tools[{place}].server_label")
-
-
 def _functions_of(asked: Mapping[str, Any], found: Tools, param: str) -> list[dict[str, Any]]:
     label = asked["server_label"]
     if label not in found.servers:

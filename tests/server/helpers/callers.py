@@ -45,8 +45,10 @@ class CallingEngine(ScriptedEngine):
     the pieces of what follows either.
     """
 
-    def __init__(self, seed: int = 0, said: str = CALLS) -> None:
+    def __init__(self, seed: int = 0, said: str = CALLS, *, is_tireless: bool = False) -> None:
+        """`is_tireless`: it calls again after each output, as long as tools are offered."""
         super().__init__(Dice(seed))
+        self._is_tireless = is_tireless
         self.grammar = GRAMMAR
         self.prompts: list[tuple[Sequence[Mapping[str, Any]], Mapping[str, object]]] = []
         self.asked: list[SamplingParams] = []
@@ -60,7 +62,8 @@ class CallingEngine(ScriptedEngine):
         self, messages: Sequence[Mapping[str, Any]], answer: str = "", **options: object
     ) -> list[int]:
         self.prompts.append((messages, options))
-        return [2 if messages[-1]["role"] == "tool" else 1]
+        calls_again = self._is_tireless and "tools" in options
+        return [2 if messages[-1]["role"] == "tool" and not calls_again else 1]
 
     def resumed_text(
         self,

@@ -19,6 +19,7 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
+from pathlib import Path
 from typing import Any, Self, cast
 
 import msgspec
@@ -219,12 +220,22 @@ async def running_workers(
     count: int,
     intervals: Intervals = SHORTENED,
     tracing: Tracing | None = None,
+    tools_path: Path | None = None,
 ) -> AsyncIterator[list[Worker]]:
     """So many workers on one Redis and one engine."""
     async with contextlib.AsyncExitStack() as stack:
         yield [
             await stack.enter_async_context(
-                running_worker(url, prefix, engine, dice, f"w{number}", intervals, tracing)
+                running_worker(
+                    url,
+                    prefix,
+                    engine,
+                    dice,
+                    f"w{number}",
+                    intervals,
+                    tracing,
+                    tools_path=tools_path,
+                )
             )
             for number in range(count)
         ]
@@ -240,12 +251,13 @@ async def running_worker(
     intervals: Intervals = SHORTENED,
     tracing: Tracing | None = None,
     models: Models | None = None,
+    tools_path: Path | None = None,
 ) -> AsyncIterator[Worker]:
     """One of them, which may join the others later. `engine` serves the model that it has alone."""
     store = await HesitantStore.open(url, prefix=prefix, lease_seconds=intervals.lease)
     store.hesitate(dice)
     models = models or Models.of_one(MODEL, engine)
-    worker = Worker(_config(name, url, intervals), store, models, tracing)
+    worker = Worker(_config(name, url, intervals, tools_path), store, models, tracing)
     async with _lifespan(worker.app):
         yield worker
 
@@ -264,7 +276,7 @@ async def kill(worker: Worker) -> None:
     await last.future
 
 
-def _config(replica: str, url: str, intervals: Intervals) -> WorkerConfig:
+def _config(replica: str, url: str, intervals: Intervals, tools_path: Path | None) -> WorkerConfig:
     settings = WorkerSettings(
         redis_secret=None,
         redis_timeout_seconds=1.0,
@@ -289,6 +301,7 @@ def _config(replica: str, url: str, intervals: Intervals) -> WorkerConfig:
         token=TOKEN,
         admin_token="admin-" + TOKEN,
         server_started_at=0,
+        tools_path=None if tools_path is None else str(tools_path),
     )
 
 
@@ -362,9 +375,10 @@ class Wire:
 class LocalClient(ChatClient):
     """A client of one of these workers. Use as an async context manager."""
 
-    def __init__(self, worker: Worker, history: History) -> None:
+    def __init__(self, worker: Worker, history: History, token: str = TOKEN) -> None:
         super().__init__(history)
         self._worker = worker
+        self._token = token
         self._requests: asyncio.Queue[Message] = asyncio.Queue()
         self._accepted = asyncio.Event()
         self._is_lost = False
@@ -376,7 +390,10 @@ class LocalClient(ChatClient):
             "path": "/v1/ws",
             "raw_path": b"/v1/ws",
             "query_string": b"",
-            "headers": [(b"host", b"localhost"), (b"authorization", f"Bearer {TOKEN}".encode())],
+            "headers": [
+                (b"host", b"localhost"),
+                (b"authorization", f"Bearer {self._token}".encode()),
+            ],
             "subprotocols": ["chat.v1"],
             "client": ("127.0.0.1", 1),
             "server": ("127.0.0.1", 80),
@@ -442,7 +459,12 @@ class Http:
     """
 
     def __init__(
-        self, worker: Worker, method: str, path: str, query: str = "", body: Any = None
+        self,
+        worker: Worker,
+        method: str,
+        path: str,
+        query: str = "",
+        body: Mapping[str, Any] | None = None,
     ) -> None:
         self.frames: list[Frame] = []
         self.is_done = False  # `data: [DONE]` has come
