@@ -1,5 +1,6 @@
 """`chat_messages`: what a chat template is given of calls and their outputs."""
 
+from dataclasses import replace
 from typing import Any
 
 from server.generation.chat_messages import chat_messages
@@ -63,3 +64,20 @@ def test_a_call_that_nobody_has_answered_is_left_out() -> None:
     assert chat_messages("", messages, with_calls=True) == [
         {"role": "user", "content": "q\n\nnever mind"}
     ]
+
+
+def test_calls_that_the_server_has_carried_out_are_there_although_a_question_follows() -> None:
+    item = {"call_id": "call_1", "output": "o1", "status": "completed"}
+    carried_out = replace(calling("I look.", call(0), call(1)), tool_outputs=[item])
+    _, asked, told, question = chat_messages(
+        "", [user("q"), carried_out, user("and?")], with_calls=True
+    )
+    assert [one["function"]["name"] for one in asked["tool_calls"]] == ["tool1"]
+    assert (told["role"], told["content"]) == ("tool", "o1")
+    assert told["tool_call_id"] == asked["tool_calls"][0]["id"]
+    assert question == {"role": "user", "content": "and?"}
+    # Where a message has them, they are told once.
+    messages = [user("q"), carried_out, given(0, 1), calling("answer")]
+    roles = [message["role"] for message in chat_messages("", messages, with_calls=True)]
+    assert roles == ["user", "assistant", "tool", "tool", "assistant"]
+    assert len(chat_messages("", [user("q"), carried_out, user("and?")], with_calls=False)) == 3

@@ -1,9 +1,12 @@
 """`CallLedger`: what entries say of calls, and what they still have to say."""
 
+import msgspec
 import pytest
 
+from server.live.response_log import response_frame
 from server.protocol.calls import CallLedger, num_call_characters
 from server.protocol.server_frames import CallEntry
+from sessions.model.events import ObjectEvent
 
 RESPONSE = "resp_" + "x" * 33
 
@@ -60,3 +63,54 @@ def test_what_an_answer_ends_in_is_incomplete() -> None:
     ledger.begin("clock")
     assert not ledger.has_completed
     assert [item["status"] for item in ledger.items(is_over=True)] == ["incomplete"]
+
+
+def carried_out(ledger: CallLedger) -> list[CallEntry]:
+    call = ledger.calls[0]
+    return [
+        ledger.output(call, server_label="s", status="awaiting_consent", consent="always"),
+        ledger.output(call, server_label="s", status="in_progress", key="k0", place=("e", 3)),
+        ledger.output(call, server_label="s", status="in_progress", key="k1", place=("e", 4)),
+        ledger.output(call, server_label="s", status="completed", output="twelve"),
+    ]
+
+
+def test_what_becomes_of_a_call_is_told_by_entries_and_read_from_them() -> None:
+    ledger = CallLedger(RESPONSE)
+    entries = [entry.wire() for entry in [*written(ledger), *carried_out(ledger)]]
+    read = CallLedger(RESPONSE, entries)
+    (output,) = read.outputs.values()
+    assert output.item == {
+        "type": "function_call_output",
+        "id": f"fco_{'x' * 33}_0",
+        "call_id": f"call_{'x' * 33}_0",
+        "name": "clock",
+        "server_label": "s",
+        "output": "twelve",
+        "status": "completed",
+    }
+    assert (output.num_sent, output.key, output.place) == (2, "k1", {"epoch": "e", "num_begun": 4})
+    assert {entry["output_index"] for entry in entries[-4:]} == {2}
+    assert read.items() == ledger.items()  # the calls themselves are as before
+    assert read.all_items() == [*read.items(), output.item]
+
+
+@pytest.mark.parametrize(("num_stored", "is_sent"), [(1, False), (2, True), (3, True), (4, False)])
+def test_what_the_end_of_an_answer_leaves_open_is_cancelled(num_stored: int, is_sent: bool) -> None:
+    ledger = CallLedger(RESPONSE)
+    entries = [entry.wire() for entry in [*written(ledger), *carried_out(ledger)]]
+    read = CallLedger(RESPONSE, entries[: 8 + num_stored])
+    (output,) = read.outputs.values()
+    assert output.is_sent is is_sent
+    (final,) = read.final_outputs()
+    assert final["status"] == ("completed" if num_stored == 4 else "cancelled")
+    assert not {"consent", "expires_at"} & final.keys()
+
+
+def test_clients_are_not_sent_where_a_call_runs() -> None:
+    ledger = CallLedger(RESPONSE)
+    written(ledger)
+    sent = carried_out(ledger)[1].wire()
+    assert {"key", "place"} <= sent.keys()
+    frame = response_frame(9, 1, ObjectEvent(sent))
+    assert not {"key", "place"} & msgspec.to_builtins(frame).keys()

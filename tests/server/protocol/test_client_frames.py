@@ -306,6 +306,15 @@ def test_a_wrong_output_is_refused_with_its_place(output: Any, param: str) -> No
 TOOL: dict[str, Any] = {"type": "function", "name": "clock"}
 
 
+CLOCK = {"type": "mcp", "server_label": "clock"}
+
+
+def test_servers_of_tools_are_stored_as_they_were_given() -> None:
+    some = {"type": "mcp", "server_label": "notes", "allowed_tools": ["read"]}
+    settings = {"tools": [CLOCK, TOOL, some]}
+    assert parse_fields(**CREATE, settings=settings).settings.given() == settings
+
+
 def test_tools_are_stored_as_they_were_given() -> None:
     tool = {**TOOL, "description": "now", "parameters": {"type": "object", "properties": {}}}
     settings = {"tools": [tool, {**TOOL, "name": "other"}], "tool_choice": "none"}
@@ -333,6 +342,11 @@ def test_what_holds_an_answer_is_stored_as_it_was_given(settings: dict[str, Any]
         ({"tools": [{**TOOL, "name": "a b"}]}, "settings.tools[0].name"),
         ({"tools": [{**TOOL, "type": "web"}]}, "settings.tools[0].type"),
         ({"tools": [{**TOOL, "strict": True}]}, "settings.tools[0]"),
+        ({"tools": [{**TOOL, "server_label": "mine"}]}, "settings.tools[0]"),
+        ({"tools": [{**TOOL, "consent": "never"}]}, "settings.tools[0]"),
+        ({"tools": [CLOCK, CLOCK]}, "settings.tools"),
+        ({"tools": [{**CLOCK, "allowed_tools": []}]}, "settings.tools[0].allowed_tools"),
+        ({"tools": [{**CLOCK, "server_url": "http://x"}]}, "settings.tools[0]"),
         ({"tools": [{**TOOL, "parameters": {"type": "array"}}]}, "settings.tools[0].parameters"),
         (
             {"tools": [{**TOOL, "parameters": {"properties": {"a": 1}}}]},

@@ -142,6 +142,9 @@ def test_calls_and_outputs_come_back_as_they_were_stored() -> None:
     call = {"type": "function_call", "id": "f", "call_id": "c", "name": "n", "arguments": "{}"}
     calling = Message("m", None, "assistant", "", "completed", 1, tool_calls=[call])
     assert decode_body(encode_body(calling)) == calling
+    given = replace(calling, tool_outputs=[{**call, "output": "x" * 3000}])
+    assert not {"content", "tool_calls", "tool_outputs"} & given.event_wire().keys()
+    assert given.wire_bytes > 3000 and Message.from_wire(given.wire()) == given
     long = replace(calling, tool_calls=[{**call, "arguments": "x" * 3000}])
     assert not {"content", "tool_calls"} & long.event_wire().keys()
     assert long.wire_bytes > 3000

@@ -16,6 +16,7 @@ from redis.asyncio.connection import AbstractConnection
 
 from sessions.connection.embedded import EmbeddedRedis
 from sessions.model.errors import RevisionConflict, RunGone, RunLost, SessionNotFound
+from sessions.model.queue import NextRound
 from sessions.model.replies import AppendReply
 from sessions.store.copies import Draft
 from sessions.store.messages import PART_MESSAGES
@@ -166,6 +167,28 @@ async def test_a_queue_is_written_once(lossy_chat: Chat, proxy: LossyProxy) -> N
     await queues.remove("alice", session_id, "a")
     assert proxy.num_lost == 3
     assert texts_of(await queues.get("alice", session_id)) == ["b", "c"]
+
+
+async def test_a_word_on_a_call_and_a_round_are_kept_once(
+    lossy_chat: Chat, proxy: LossyProxy
+) -> None:
+    store, session_id = lossy_chat.store, lossy_chat.session_id
+    rid = (await lossy_chat.begin()).response_id
+    proxy.lose_next()
+    kept = await store.runs.decide_call("alice", rid, "call_1", "allow", granted_tool="tool")
+    assert kept.decision == "allow"
+    following = NextRound(response_id=rid, message_id=lossy_chat.messages[rid].id, settings={})
+    proxy.lose_next()
+    assert (await lossy_chat.finish(rid, 2, next_round=following)).has_queue
+    known = (await store.queues.get("alice", session_id)).next_round
+    assert known is not None
+    proxy.lose_next()
+    begun = await lossy_chat.begin(next_round=known)
+    assert not begun.replayed
+    proxy.lose_next()
+    await store.queues.drop_round(session_id, known)
+    assert proxy.num_lost == 4
+    assert (await store.queues.get("alice", session_id)).next_round is None
 
 
 async def test_append_and_finish(lossy_chat: Chat, proxy: LossyProxy) -> None:

@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 import pytest
 
@@ -10,9 +11,10 @@ from server.worker.app import Worker
 from sessions.connection.embedded import EmbeddedRedis
 from sessions.directory.users import Users
 from sessions.model.errors import SessionNotFound
-from sessions.model.queue import derived_item_id
+from sessions.model.queue import NextRound, derived_item_id
 from tests.helpers.redis_server import fresh_prefix
 from tests.helpers.tiny_model import oracle_word
+from tests.server.helpers.callers import CallingEngine
 from tests.server.helpers.in_process import (
     Dice,
     LocalClient,
@@ -20,6 +22,7 @@ from tests.server.helpers.in_process import (
     patient_history,
     running_workers,
 )
+from tests.sessions.helpers.chat import Chat
 from tests.sessions.helpers.queued import queued
 
 Two = tuple[Worker, Worker]
@@ -126,3 +129,97 @@ async def test_its_viewers_see_an_answer_that_nobody_asked_for_just_now(
                 created = await viewer.next("response.created")
                 answer = await viewer.done(created["response"]["id"])
                 assert answer.final == "".join(map(oracle_word, (8, 9, 10)))
+
+
+# ---- what follows by itself ----------------------------------------------------------------------
+
+
+async def ended_with_calls(worker: Worker, **settings: object) -> Chat:
+    """A session whose answer has ended with a call, and what is to follow it."""
+    chat = Chat(worker.store, await new_session(worker))
+    begun = await chat.begin(oracle_word(3))
+    item = {"type": "function_call_output", "call_id": "call_1", "output": oracle_word(20)}
+    call = {"type": "function_call", "call_id": "call_1", "name": "t", "arguments": "{}"}
+    message = replace(
+        chat.messages[begun.response_id],
+        status="completed",
+        tool_calls=[{**call, "status": "completed"}],
+        tool_outputs=[item],
+    )
+    following = NextRound(
+        response_id=begun.response_id,
+        message_id=message.id,
+        settings={"model": "oracle", "temperature": 0, "max_output_tokens": 2, "seed": 1}
+        | settings,
+    )
+    await chat.finish(begun.response_id, 2, message=message, next_round=following)
+    return chat
+
+
+async def roles_in(chat: Chat) -> list[str]:
+    page = await chat.store.messages.path(None, chat.session_id)
+    return [message.role for message in page.messages]
+
+
+async def next_round(chat: Chat) -> NextRound | None:
+    return (await chat.store.queues.get(None, chat.session_id)).next_round
+
+
+@pytest.fixture
+async def calling(redis_server: EmbeddedRedis) -> AsyncIterator[Two]:
+    """Workers whose model can be told of tools."""
+    engine = CallingEngine()
+    async with running_workers(redis_server.url, fresh_prefix(), engine, Dice(0), 2) as workers:
+        here, there = workers
+        yield here, there
+
+
+async def test_a_round_that_nobody_has_begun_in_time_is_found_and_begins_once(
+    calling: Two,
+) -> None:
+    here, there = calling
+    chat = await ended_with_calls(here)
+    await keep(here, chat.session_id)
+    for worker in (here, there, here):
+        await here.store.queues.rounds.look_later(chat.session_id, after_ms=-1)
+        await runner_of(worker).sweep()
+    assert (await roles_in(chat))[:4] == ["user", "assistant", "tool", "assistant"]
+    assert await next_round(chat) is None
+
+
+async def test_a_round_whose_message_an_older_worker_has_passed_over_is_dropped(
+    calling: Two,
+) -> None:
+    here, _ = calling
+    chat = await ended_with_calls(here)
+    kept = await next_round(chat)
+    assert kept is not None
+    asked = await chat.begin("something else")
+    await chat.finish(asked.response_id, 2)
+    key = here.store.keys.session(chat.session_id, "m")
+    await here.store.client.call("HSET", key, "next_round", kept.raw)  # it knows no such field
+    await runner_of(here).advance(chat.session_id)
+    assert await next_round(chat) is None
+    assert await roles_in(chat) == ["user", "assistant", "user", "assistant"]
+
+
+@pytest.mark.parametrize("why", ["locked", "model"])
+async def test_a_round_that_can_never_be_asked_gives_way(calling: Two, why: str) -> None:
+    here, _ = calling
+    chat = await ended_with_calls(here, **({"model": "none"} if why == "model" else {}))
+    key = here.store.keys.session(chat.session_id, "m")
+    if why == "locked":
+        await here.store.client.call("HSET", key, "locked", "for a reason")
+    await runner_of(here).advance(chat.session_id)
+    assert await next_round(chat) is None
+    assert await roles_in(chat) == ["user", "assistant"]
+
+
+async def test_a_worker_that_leaves_leaves_the_round_to_the_others(calling: Two) -> None:
+    here, there = calling
+    chat = await ended_with_calls(here)
+    here.runs.draining = True
+    assert await runner_of(here).advance(chat.session_id)
+    assert await next_round(chat) is not None
+    await runner_of(there).advance(chat.session_id)
+    assert await roles_in(chat) == ["user", "assistant", "tool", "assistant"]
