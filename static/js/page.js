@@ -23,6 +23,7 @@ import { Drafts } from "./state/drafts.js";
 import { QueueEdits } from "./state/queue.js";
 import { Removals, UNDO_MS } from "./state/removals.js";
 import { Settings } from "./state/settings.js";
+import { stateOf } from "./state/tool-calls.js";
 import { Edits } from "./transcript/edit.js";
 import { Transcript } from "./transcript/transcript.js";
 
@@ -47,6 +48,7 @@ export class Page {
   nextCursor = signal(null); // of the list of sessions
   /** @type {Promise<boolean> | null} */
   #loadingEarlier = null;
+  #spokenOf = new Set(); // ids of calls that were asked about
   /** What can be done with a message, in the order of the buttons below it. */
   #actions = [
     copyMessage(this),
@@ -104,6 +106,7 @@ export class Page {
       edits: this.edits,
       withdraw: (run) => this.chat.withdraw(run),
       sendEdit: (message, text) => this.sendEdit(message, text),
+      consent: (message, call, decision) => this.chat.consent(message, call, decision),
       onscroll: () => (this.away.value = this.transcript.scroll.away),
     });
     this.transcript.changed();
@@ -396,6 +399,7 @@ export class Page {
         if (change.frame && onScreen) this.#speakOf(change);
     }
     this.transcript?.changed();
+    this.#speakOfAsked();
     this.banner.health(this.chat.degraded);
     this.tick.value += 1;
   }
@@ -406,9 +410,20 @@ export class Page {
     if (frame.type !== "response.done") return;
     const words = run.message.text.split(/\s+/).filter(Boolean).length;
     const { status } = frame.response;
-    if (status === "completed") this.spoken.value = `Answer complete, ${words} words`;
+    const waits = (run.message.toolCalls ?? []).filter((call) => stateOf(call, false) === "waiting");
+    if (waits.length > 0) this.spoken.value = `Waiting for the result of ${waits.map(({ name }) => name).join(", ")}`;
+    else if (run.message.reason === "tool_calls") return; // the next answer goes on
+    else if (status === "completed") this.spoken.value = `Answer complete, ${words} words`;
     else if (run.message.reason === "steered") this.spoken.value = reasonText("steered");
     else this.spoken.value = status === "cancelled" ? "Stopped" : "The answer ended early";
+  }
+
+  /** Each question once: the answer waits for the user. */
+  #speakOfAsked() {
+    const fresh = this.chat.asked.filter(({ run, callId }) => run.said === null && !this.#spokenOf.has(callId));
+    for (const { callId } of fresh) this.#spokenOf.add(callId);
+    const names = fresh.map(({ name }) => name).join(", ");
+    if (names) this.spoken.value = `The answer asks for your consent: may ${names} run?`;
   }
 
   #gone({ sessionId, wasOnScreen, isRefused, reason, isUnknown }) {

@@ -101,7 +101,8 @@ export class Outbox {
 
   /**
    * Forget the frames that this one answers, and return the one it names by `event_id`. A stop is
-   * also answered by the end of what it stopped, a rename by the session that has that title.
+   * also answered by the end of what it stopped, a rename by the session that has that title, a word on a call by
+   * what becomes of it.
    */
   settle(frame) {
     const eventId = frame.event_id ?? frame.error?.event_id;
@@ -131,8 +132,12 @@ function answers(frame, kept) {
   const sessionId = frame.session?.id ?? frame.session_id;
   switch (frame.type) {
     case "response.cancelling":
+      return kept.type === "stop" && kept.response_id === frame.response_id;
     case "response.done":
-      return kept.type === "stop" && kept.response_id === (frame.response_id ?? frame.response?.id);
+      return ["stop", "tool_call.consent"].includes(kept.type) && kept.response_id === frame.response.id;
+    case "response.output_item.added":
+    case "response.output_item.done":
+      return kept.type === "tool_call.consent" && isSettled(frame.item, kept.call_id);
     case "session.updated":
       return kept.type === "session.update" && kept.session_id === sessionId && saysAll(frame.session, kept);
     case "session.deleted":
@@ -141,6 +146,10 @@ function answers(frame, kept) {
       return false;
   }
 }
+
+/** Whether it says that a call waits for no word any more. */
+const isSettled = (item, callId) =>
+  item?.type === "function_call_output" && item.call_id === callId && item.status !== "awaiting_consent";
 
 /** Whether a session has all that an update asks for. */
 function saysAll(session, { title = session.title, pinned = session.pinned, settings = session.settings }) {

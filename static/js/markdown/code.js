@@ -49,6 +49,15 @@ export function codeFigure(language, text) {
   return figure;
 }
 
+/** @type {WeakMap<HTMLElement, string>} what is copied of code that is shown in other letters */
+const sources = new WeakMap();
+
+/** @param {HTMLElement} code @param {string} source what it stands for */
+export function showSource(code, source) {
+  if (source === code.textContent) sources.delete(code);
+  else sources.set(code, source);
+}
+
 function button(className, word, label) {
   const made = wordButton(word, label);
   made.classList.add(className);
@@ -61,7 +70,7 @@ export function serveCode(root) {
     const pressed = target.closest?.("figure.code .word-button");
     const figure = pressed?.closest("figure.code");
     const code = figure?.querySelector("code");
-    if (pressed?.matches(".copy-code")) copyFrom(pressed, code.textContent);
+    if (pressed?.matches(".copy-code")) copyFrom(pressed, sources.get(code) ?? code.textContent);
     if (pressed?.matches(".save-code")) save(code);
     if (pressed?.matches(".wrap-code")) pressed.ariaPressed = String(figure.classList.toggle("wrapped"));
   });

@@ -66,7 +66,8 @@ function Header({ page }) {
   const { chat } = page;
   const title = chat.sessions.get(chat.currentId)?.session.title || "New chat";
   useEffect(() => {
-    document.title = chat.currentId === null ? "Parley" : `${title} · Parley`;
+    const asks = chat.asked.length > 0 ? "Consent? · " : ""; // seen in the tab, behind another one
+    document.title = chat.currentId === null ? "Parley" : `${asks}${title} · Parley`;
   });
   return html`<header class="top">
     <button type="button" class="quiet open-drawer" aria-label="Open the list of chats" aria-controls="sidebar"

@@ -9,6 +9,7 @@
 import { Conversation } from "./conversation.js";
 import { toQueue, toSteer } from "./queue.js";
 import { SessionList } from "./session-list.js";
+import { askedCalls, withAnswer } from "./tool-calls.js";
 
 const MAX_CONVERSATIONS = 20; // kept in memory, so that going back to one shows it at once
 /** These refuse the message itself, which therefore was never stored, whenever and wherever it is sent. */
@@ -78,6 +79,11 @@ export class Chat {
     const [send] = this.sendsOf(sessionId);
     if (send) return send.stopped ? "stopping" : "sending";
     return "idle";
+  }
+
+  /** The calls of tools on screen that wait for the user's word. @returns {import("./tool-calls.js").ToolCall[]} */
+  get asked() {
+    return askedCalls(this.current?.activeRun?.message);
   }
 
   // ---- commands ----
@@ -160,6 +166,14 @@ export class Chat {
     if (run) this.#stopRun(run, seen);
     else this.#stopSend(this.sendsOf(this.currentId)[0]);
     this.#changed("conversation", this.currentId);
+  }
+
+  /** Say whether a call of a tool may run. @param {"allow" | "allow_session" | "deny"} decision */
+  consent(message, call, decision) {
+    if (call.run?.status !== "awaiting_consent" || call.run.said !== null) return;
+    this.#said(message, call, decision);
+    const named = { response_id: message.responseId, call_id: call.callId };
+    this.#sendKept({ type: "tool_call.consent", ...named, decision });
   }
 
   /** Stop an answer that waits for its turn: its question stays without one. */
@@ -452,6 +466,7 @@ export class Chat {
     if (purpose === "resume") return this.#refetchRun(id);
     const isFull = error.code === "queue_full" && answered?.type.startsWith("queue."); // it may be so for hours
     if (answered && error.retry_after_ms !== undefined && !isFull) return this.#sendLater(answered, error);
+    if (answered?.type === "tool_call.consent") return this.#consentRefused(answered, error);
     if (answered?.type === "stop") return this.#refetchRun(answered.response_id);
     if (answered) return this.#takeBack(answered, error);
     if (error.event_id && purpose !== "subscribe") return; // settled, or replaced by a newer name
@@ -478,6 +493,22 @@ export class Chat {
     this.#later(ms, () => {
       if (connection === this.#connection && this.outbox.keeps(frame)) this.#send(frame);
     });
+  }
+
+  /** Somebody was faster, which the card shows, or the question stands as before. */
+  #consentRefused({ response_id: responseId, call_id: callId }, error) {
+    for (const { runs } of this.conversations.values()) {
+      const message = runs.get(responseId)?.message;
+      const call = message?.toolCalls?.find((one) => one.callId === callId);
+      if (call?.run) this.#said(message, call, null);
+    }
+    this.#changed("notice", undefined, { error });
+  }
+
+  #said(message, call, decision) {
+    withAnswer(call, decision);
+    message.version += 1;
+    this.#changed("conversation", this.currentId);
   }
 
   /** A change or a deletion was refused for good: the list says again what the server says. */

@@ -48,7 +48,7 @@ export class Message {
     if (wire.content?.length > 0 && !wire.content_omitted) this.text = contentText(wire.content);
     if (wire.reasoning !== undefined && !wire.content_omitted) this.reasoningText = wire.reasoning;
     if (wire.content?.length > 0 && !wire.content_omitted && !this.streaming) {
-      this.toolCalls = storedCalls(this.toolCalls, wire.tool_calls ?? []);
+      this.toolCalls = storedCalls(this.toolCalls, wire.tool_calls ?? [], wire.tool_outputs ?? []);
     }
     if (this.role === "tool" && !wire.content_omitted) this.outputs = outputsOf(wire.content);
     if (!this.streaming) this.endThought();
@@ -85,7 +85,8 @@ export class Message {
   }
 }
 
-function lasting(milliseconds) {
+/** A while, for a reader. */
+export function lasting(milliseconds) {
   const seconds = Math.max(1, Math.round(milliseconds / 1000));
   return seconds < 60 ? `${seconds} s` : `${Math.floor(seconds / 60)} min ${seconds % 60} s`;
 }

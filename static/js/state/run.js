@@ -106,7 +106,7 @@ export class Run {
       case "response.function_call_arguments.done":
         this.queue = null;
         this.message.endThought();
-        this.message.toolCalls = withToolFrame(this.message.toolCalls, frame);
+        this.message.toolCalls = withToolFrame(this.message.toolCalls, frame, this.message.text.length);
         this.message.version += 1;
         return "applied";
       default:
@@ -142,7 +142,7 @@ export class Run {
     const thoughtBefore = this.#fresh.reasoningText && thoughts.length === 0;
     if (!thoughtBefore) this.message.reasoningText = thoughts.join("");
     this.message.tokens = []; // a snapshot brings none
-    this.message.toolCalls = toolCallsOf(parts.flatMap((part) => part.output ?? []));
+    this.message.toolCalls = toolCallsOf(parts.flatMap((part) => part.output ?? []), this.message.toolCalls);
     this.message.version += 1;
     if (this.ended) this.#goOn();
     this.#fresh = { text: false, reasoningText: thoughtBefore };

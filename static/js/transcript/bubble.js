@@ -4,13 +4,12 @@
  */
 
 import { endText, reasonText } from "../connection/protocol.js";
-import { Markdown } from "../markdown/markdown.js";
 import { drawQuestion } from "../markdown/question.js";
 import { ActionRow } from "./actions.js";
+import { AnswerBody } from "./answer-body.js";
 import { BranchSwitch } from "./branches.js";
 import { editForm } from "./edit.js";
 import { Thought } from "./thought.js";
-import { ToolCards } from "./tool-cards.js";
 import { wordButton } from "../widgets/copy.js";
 import { duration, rate } from "../widgets/figures.js";
 
@@ -30,6 +29,7 @@ const QUEUE_TEXTS = {
  * @property {import("./edit.js").Edits} edits
  * @property {(run: object) => void} withdraw stops an answer that waits for its turn
  * @property {(message: object, text: string) => boolean} sendEdit
+ * @property {(message: object, call: object, decision: string) => void} consent says whether a tool may run
  */
 
 export class Question {
@@ -102,8 +102,6 @@ export class Answer {
   /** @type {import("./pacer.js").Pacer | null} present once text arrived while we watched */
   pacer = null;
   text = ""; // what is painted
-  /** @type {ToolCards | null} present once the answer calls a tool */
-  #tools = null;
   #unfinished = false;
 
   /** @param {Deeds} deeds */
@@ -111,7 +109,7 @@ export class Answer {
     this.element = make("article", "message answer", { ariaLabel: "Parley said" });
     this.note = make("p", "note");
     this.thought = new Thought();
-    this.body = make("div", "prose");
+    this.body = new AnswerBody({ consent: (call, decision) => deeds.consent(this.message, call, decision) });
     this.wait = make("p", "wait");
     this.withdraw = wordButton("Withdraw", "Withdraw the question that waits");
     this.withdraw.addEventListener("click", () => deeds.withdraw(this.run));
@@ -120,9 +118,8 @@ export class Answer {
     this.branches = new BranchSwitch(deeds.switchTo);
     this.row = new ActionRow(deeds.actions, "assistant", this);
     this.foot.append(this.branches.element, this.facts, this.row.element);
-    this.element.append(this.note, this.thought.element, this.body, this.wait, this.withdraw, this.foot);
+    this.element.append(this.note, this.thought.element, this.body.element, this.wait, this.withdraw, this.foot);
     this.element.dataset.key = key;
-    this.markdown = new Markdown(this.body);
   }
 
   /**
@@ -140,7 +137,8 @@ export class Answer {
     const shown = paced ? this.pacer.advance(now) : whole.length;
     this.text = whole.slice(0, onBoundary(whole, shown));
     const final = !message.streaming && this.text.length === whole.length;
-    this.markdown.update(this.text, final);
+    const how = { goesOn: message.streaming, isLast: place.isLast, whole: message.text.length };
+    this.body.draw(this.text, final, message.toolCalls ?? [], how);
     this.#dress(place, run, final);
     this.#unfinished = this.text.length < whole.length;
     return this.#unfinished;
@@ -156,23 +154,25 @@ export class Answer {
     this.note.hidden = message.omittedMessages === 0;
     this.note.textContent = "Earlier messages no longer fit and were left out";
     this.thought.draw(message);
-    if (message.toolCalls !== null || this.#tools !== null) this.#drawTools(place);
-    this.wait.hidden = final || (this.text !== "" && !stopping);
+    this.wait.hidden = final || (!stopping && (this.body.endsInText || isCarriedOut(message)));
     this.wait.textContent = waitText(run, stopping);
     this.wait.classList.toggle("thinking", this.wait.textContent === "");
     this.branches.draw(place);
     this.row.element.hidden = !final;
-    this.facts.replaceChildren(...(final ? factNodes(message) : progressNodes(run)));
+    const isStep = final && isOnTheWay(message, place.isLast);
+    this.element.classList.toggle("step", isStep);
+    this.facts.replaceChildren(...(isStep ? [] : final ? factNodes(message) : progressNodes(run)));
     if (final) this.row.draw(place);
   }
+}
 
-  #drawTools({ message: { toolCalls, streaming }, isLast }) {
-    if (this.#tools === null) {
-      this.#tools = new ToolCards();
-      this.thought.element.after(this.#tools.element);
-    }
-    this.#tools.draw(toolCalls ?? [], streaming, isLast);
-  }
+/** Whether its calls are what it waits for, and say so themselves. */
+const isCarriedOut = ({ toolCalls }) => (toolCalls ?? []).some(({ run, output }) => run !== null && output === null);
+
+/** Whether it has ended in calls that were answered, so that the figures below the answer after it are enough. */
+function isOnTheWay({ reason, toolCalls }, isLast) {
+  const isAnswered = ({ run, output }) => run !== null || (output !== null && !isLast);
+  return reason === "tool_calls" && toolCalls !== null && toolCalls.every(isAnswered);
 }
 
 /** Changes when something has to be drawn anew. */
@@ -198,7 +198,7 @@ function factNodes({ status, reason, timings, usage, durable }) {
     reasonText(reason),
     timings?.tokens_per_s ? `${rate(timings.tokens_per_s)} tokens/s` : "",
     timings?.ttft_ms ? `first token ${duration(timings.ttft_ms)}` : "",
-    usage?.output_tokens ? `${usage.output_tokens.toLocaleString("en")} tokens` : "",
+    usage?.output_tokens ? tokens(usage.output_tokens) : "",
     durable ? "" : "not saved yet",
   ].filter(Boolean);
   const line = make("span", "figures", { textContent: words.join(" · ") });
@@ -207,11 +207,13 @@ function factNodes({ status, reason, timings, usage, durable }) {
   return [make("span", `chip ${status}`, { textContent: chip }), line];
 }
 
+const tokens = (count) => `${count.toLocaleString("en")} ${count === 1 ? "token" : "tokens"}`;
+
 /** How fast it is being written. */
 function progressNodes(run) {
   if (!run?.progress || run.stopping) return [];
   const { tokens_per_s: perSecond, output_tokens: count } = run.progress;
-  const words = `${rate(perSecond)} tokens/s · ${count.toLocaleString("en")} tokens`;
+  const words = `${rate(perSecond)} tokens/s · ${tokens(count)}`;
   return [make("span", "figures", { textContent: words })];
 }
 

@@ -2,7 +2,9 @@
 
 const LONGEST = 50_000; // characters
 const DEEPEST = 64;
+const LONGEST_LINE = 200;
 const PIECES = /"(?:\\.|[^"\\])*"|[{}[\],:]|[^\s{}[\],:"]+/g;
+const PLAIN_KEY = /^"[A-Za-z_][\w-]*"$/;
 
 /** @param {string} text @returns {string | null} null for what is no JSON, or too much of it */
 export function formatJson(text) {
@@ -22,6 +24,22 @@ export function formatJson(text) {
   }
   return set;
 }
+
+/** An object in one line, without the braces around it; what is no JSON as it is. @param {string} text */
+export function briefJson(text) {
+  if (!/^\s*\{/.test(text)) return oneLine(text);
+  let line = "";
+  let key = "";
+  for (const [piece] of text.matchAll(PIECES)) {
+    if (line.length > LONGEST_LINE) break;
+    if (key !== "") line += piece === ":" && PLAIN_KEY.test(key) ? key.slice(1, -1) : key;
+    key = piece.startsWith('"') ? piece : "";
+    if (key === "") line += piece === ":" || piece === "," ? `${piece} ` : piece;
+  }
+  return oneLine((line + key).replace(/^\{/, "").replace(/\}$/, ""));
+}
+
+const oneLine = (text) => text.slice(0, LONGEST_LINE).replace(/\s+/g, " ").trim();
 
 function isJson(text) {
   try {

@@ -3,7 +3,7 @@ import { test } from "node:test";
 
 import { Message } from "../../../static/js/state/message.js";
 import { shownMessages } from "../../../static/js/state/shown.js";
-import { stateOf, toolCallsOf, withToolFrame } from "../../../static/js/state/tool-calls.js";
+import { askedCalls, piecesOf, stateOf, toolCallsOf, withToolFrame } from "../../../static/js/state/tool-calls.js";
 import { created, delta, done, inProgress, newRun, RESPONSE, snapshot } from "../frames.js";
 
 const call = (more = {}) => ({
@@ -50,10 +50,10 @@ test("a call comes, its arguments grow, and its output makes it done", () => {
   const [held] = message.toolCalls;
   assert.deepEqual(outcomes, ["applied", "applied", "applied"]);
   assert.deepEqual([held.name, held.arguments, held.output], ["weather", '{"a":1}', null]);
-  assert.equal(stateOf(held, true), "running");
+  assert.equal(stateOf(held, true), "writing");
   run.receive(whole(6, '{"a": 1}'));
   run.receive(ended(7, call({ arguments: '{"a": 1}', status: "completed" })));
-  assert.equal(stateOf(held, true), "running");
+  assert.equal(stateOf(held, true), "waiting");
   run.receive(added(8, output()));
   assert.deepEqual([held.arguments, held.output], ['{"a": 1}', "rain"]);
   assert.equal(stateOf(held, true), "done");
@@ -91,15 +91,97 @@ test("each output finds its own call", () => {
   assert.deepEqual(message.toolCalls.map((one) => one.output), [null, "noon"]);
 });
 
-test("a call failed if it or its output says so, and has no result if the answer ends without one", () => {
-  const failed = ["failed", "incomplete"].flatMap((status) => [
-    toolCallsOf([call({ status })]),
-    toolCallsOf([call({ status: "completed" }), output({ status })]),
-  ]);
-  assert.deepEqual(failed.map(([one]) => stateOf(one, true)), ["failed", "failed", "failed", "failed"]);
+test("a call that is none, and one that was cut short, are two things", () => {
+  const state = (status) => stateOf(toolCallsOf([call({ status })])[0], true);
+  assert.deepEqual([state("failed"), state("incomplete")], ["invalid", "cut"]);
   const { run, message } = answered(added(3, call()));
   run.receive(done(4, 0, { status: "cancelled", reason: "client_cancelled" }));
-  assert.equal(stateOf(message.toolCalls[0], message.streaming), "ended");
+  assert.equal(stateOf(message.toolCalls[0], message.streaming), "cut");
+});
+
+const ran = (status, more = {}) => output({ output: "", server_label: "clock", status, ...more });
+
+test("a tool of the server's waits for a word, runs, and has an outcome", () => {
+  const { run, message } = answered(added(3, call({ arguments: "{}", status: "completed" })));
+  const [held] = message.toolCalls;
+  const seen = [];
+  for (const [number, item] of [
+    ran("awaiting_consent", { consent: "once", expires_at: 7 }),
+    ran("in_progress"),
+    ran("completed", { output: "noon" }),
+  ].entries()) {
+    run.receive(number < 2 ? added(4 + number, item) : ended(4 + number, item));
+    seen.push([stateOf(held, true), held.output, held.run.server, askedCalls(message).length]);
+  }
+  const before = [null, "clock"];
+  assert.deepEqual(seen, [["asked", ...before, 1], ["running", ...before, 0], ["done", "noon", "clock", 0]]);
+  assert.equal(typeof held.run.since, "number");
+});
+
+test("each way in which a tool has no result is told apart, and its code is kept", () => {
+  const states = ["failed", "denied", "cancelled", "unknown", "of_a_later_version"].map((status) => {
+    const [held] = toolCallsOf([call({ status: "completed" }), ran(status, { code: "tool_timeout" })]);
+    assert.equal(held.run.code, "tool_timeout");
+    return stateOf(held, true);
+  });
+  assert.deepEqual(states, ["failed", "denied", "stopped", "unknown", "running"]);
+});
+
+test("what was seen of a tool that runs tells since when, and a snapshot does not", () => {
+  const [held] = toolCallsOf([call({ status: "completed" }), ran("in_progress")]);
+  assert.equal(held.run.since, null);
+});
+
+test("an answer that has ended has stopped what it still asked for", () => {
+  const { run, message } = answered(added(3, call({ status: "completed" })), added(4, ran("awaiting_consent")));
+  run.receive(done(5, 0, { status: "cancelled", reason: "client_cancelled" }));
+  assert.equal(stateOf(message.toolCalls[0], message.streaming), "stopped");
+  assert.deepEqual(askedCalls(message), []);
+});
+
+test("the stored message says what became of each call, and what a stop has cut is gone", () => {
+  const { run, message } = answered(added(3, call({ status: "completed" })), ended(4, ran("completed", { output: "noon" })));
+  run.receive(done(5, 0, { status: "completed", reason: "tool_calls" }));
+  const [held] = message.toolCalls;
+  const stored = (tool_outputs) =>
+    message.update(wire(message.id, "assistant", { tool_calls: [call({ status: "completed" })], tool_outputs }));
+  stored([ran("failed", { code: "tool_failed", output: "It failed." })]);
+  assert.deepEqual([message.toolCalls[0], stateOf(held, false), held.output], [held, "failed", "It failed."]);
+  stored([]);
+  assert.deepEqual([held.run, held.output], [null, null]);
+});
+
+test("what the answer itself says of a call counts more than the message after it", () => {
+  const path = [new Message(called), new Message(results)];
+  path[0].update({ ...called, tool_outputs: [ran("denied", { code: "tool_denied", output: "The user said no." })] });
+  shownMessages(path, []);
+  const [held] = path[0].toolCalls;
+  assert.deepEqual([stateOf(held, false, false), held.output], ["denied", "The user said no."]);
+});
+
+test("a call stands where it was written, and after all of the text where nobody knows", () => {
+  const { run, message } = answered(delta(3, 0, "I look. "), added(4, call()), delta(5, 8, "It rains."));
+  const pieces = () => piecesOf(message.text, message.toolCalls, message.text.length);
+  const texts = () => pieces().map(({ text, calls }) => [text, calls.length]);
+  assert.deepEqual(texts(), [["I look. ", 1], ["It rains.", 0]]);
+  run.receive(snapshot(5, message.text, { output: [call()] }));
+  assert.deepEqual(texts(), [["I look. ", 1], ["It rains.", 0]]);
+  message.update(wire(message.id, "assistant", { tool_calls: [call({ status: "completed" })] }));
+  assert.equal(message.toolCalls[0].textOffset, 8);
+  const [stored] = toolCallsOf([call()]);
+  assert.deepEqual(piecesOf("All.", [stored], 4), [{ text: "All.", calls: [stored] }]);
+  const [placed] = toolCallsOf([call({ text_offset: 2 })]);
+  assert.deepEqual(piecesOf("A. B.", [placed], 5), [{ text: "A.", calls: [placed] }, { text: " B.", calls: [] }]);
+});
+
+test("cards are parted by words alone, and what is not painted yet hides those after it", () => {
+  const [one, two, three] = [0, 1, 9].map((at) => ({ ...call(), textOffset: at }));
+  assert.deepEqual(piecesOf("\nHi. More", [one, two, three], 9), [
+    { text: "", calls: [one, two] },
+    { text: "Hi. More", calls: [three] },
+  ]);
+  assert.deepEqual(piecesOf("\nHi.", [one, two, three], 9), [{ text: "", calls: [one, two] }, { text: "Hi.", calls: [] }]);
+  assert.deepEqual(piecesOf("Hi.", [], 3), [{ text: "Hi.", calls: [] }]);
 });
 
 test("an output of parts is their text", () => {

@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { formatJson } from "../../../static/js/widgets/json.js";
+import { briefJson, formatJson } from "../../../static/js/widgets/json.js";
 
 test("JSON is set as JSON.stringify sets it", () => {
   const values = [{}, [], { a: [] }, [{}, [1, "b,{"]], { a: { b: [1, 2] }, c: 'quoted " and \\' }, "text", 7, null];
@@ -20,4 +20,16 @@ test("what is no JSON yet, is too long or too deep is not set", () => {
   assert.equal(formatJson(""), null);
   assert.equal(formatJson(`"${"x".repeat(60_000)}"`), null);
   assert.equal(formatJson("[".repeat(2000) + "]".repeat(2000)), null);
+});
+
+test("an object is brief in one line, whose long numbers and strange keys stay as they are", () => {
+  assert.equal(briefJson('{"city": "Brno",\n "id":12345678901234567890}'), 'city: "Brno", id: 12345678901234567890');
+  assert.equal(briefJson('{"a b":{"c":[1,2],"d":"e: \\"f\\": g"}}'), '"a b": {c: [1, 2], d: "e: \\"f\\": g"}');
+  assert.equal(briefJson("{}"), "");
+});
+
+test("what is no object, or only the beginning of one, is brief as well", () => {
+  assert.equal(briefJson('["no",\n"object"]'), '["no", "object"]');
+  assert.equal(briefJson('{"city": "Br'), "city: Br");
+  assert.equal(briefJson(`{"text":"${"x".repeat(500)}"}`).length, 200);
 });

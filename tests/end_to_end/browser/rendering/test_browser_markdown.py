@@ -1,23 +1,18 @@
-"""Markdown in real Chromium: a growing text becomes what the whole one does, cheaply, safely. And
-the cards of tools that a model calls.
-"""
+"""Markdown in real Chromium: a growing text becomes what the whole one does, cheaply, safely."""
 
 import json
 import random
-import re
 from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from playwright.async_api import BrowserContext, Page, WebSocketRoute, expect
+from playwright.async_api import BrowserContext, Page, expect
 
-from tests.end_to_end.browser.rendering.test_browser_text import show, style
-from tests.end_to_end.browser.test_browser import answers, ask
+from tests.end_to_end.browser.rendering.test_browser_text import show
 from tests.end_to_end.browser.test_browser import browser as browser  # the fixtures
 from tests.end_to_end.browser.test_browser import context as context
 from tests.end_to_end.browser.test_browser import pytestmark as pytestmark
 from tests.end_to_end.site.harness import Server
-from tests.helpers.tiny_model import oracle_word
 
 # Streams a text into a bubble of its own, cut at these places, and gives the bubble.
 STREAM = """async (text, cuts) => {
@@ -335,106 +330,3 @@ async def test_no_payload_runs_or_asks_for_anything_however_it_is_cut(page: Page
     fonts = "/static/vendor/katex-"
     assert [url for url in asked if fonts not in url] == []
     assert json.loads(await page.evaluate("JSON.stringify(reports)")) == []
-
-
-class Injected:
-    """Frames that no server sends yet, put between those of an answer and numbered like them."""
-
-    def __init__(self) -> None:
-        self._socket: WebSocketRoute | None = None
-        self._response: dict[str, Any] = {}  # names and place of the last entry
-        self._shift = 0
-
-    def route(self, socket: WebSocketRoute) -> None:
-        self._socket = socket
-        server = socket.connect_to_server()
-        server.on_message(lambda message: socket.send(self._renumbered(str(message))))
-
-    def _renumbered(self, message: str) -> str:
-        frame = json.loads(message)
-        if "sequence_number" not in frame:
-            return message
-        for name in {"sequence_number", "first_sequence_number"} & frame.keys():
-            frame[name] += self._shift
-        response_id = frame.get("response_id") or frame["response"]["id"]
-        named = {name: frame[name] for name in ("sequence_number", "fence")}
-        self._response = {"response_id": response_id, **named}
-        return json.dumps(frame)
-
-    def send(self, kind: str, **fields: Any) -> None:
-        assert self._socket is not None
-        self._shift += 1
-        self._response["sequence_number"] += 1
-        frame = {"type": f"response.{kind}", "output_index": 0, **self._response, **fields}
-        self._socket.send(json.dumps(frame))
-
-    def call(self, number: int, name: str, **more: Any) -> None:
-        item = {"type": "function_call", "id": f"fc_{number}", "call_id": f"call_{number}"}
-        said = {"name": name, "arguments": "", "status": "in_progress"}
-        self.send("output_item.added", item={**item, **said, **more})
-
-    def result(self, number: int, output: str, status: str = "completed") -> None:
-        item = {"type": "function_call_output", "id": f"out_{number}", "output": output}
-        self.send("output_item.added", item={**item, "call_id": f"call_{number}", "status": status})
-
-
-async def answering(context: BrowserContext, server: Server) -> tuple[Page, Injected]:
-    """A page on which an answer is being written, and the way to put frames into it."""
-    page = await context.new_page()
-    injected = Injected()
-    await page.route_web_socket(re.compile("/v1/ws$"), injected.route)
-    await page.goto(server.url)
-    await ask(page, oracle_word(0))
-    await expect(answers(page).last).to_contain_text(oracle_word(5).strip())
-    return page, injected
-
-
-async def test_a_tool_that_a_model_calls_is_a_card_and_nothing_in_it_is_markup(
-    context: BrowserContext, server: Server
-) -> None:
-    page, injected = await answering(context, server)
-    harm: list[str] = []
-    page.on("dialog", lambda dialog: harm.append(dialog.message))
-    page.on("request", lambda request: harm.append(request.url))
-    tools = page.locator(".tools")
-    await expect(tools).to_have_count(0)
-    injected.call(0, "weather")
-    card = page.get_by_role("group", name="Tool weather")
-    await expect(card).to_contain_text("Running")
-    assert await style(card.locator(".tool-mark"), "animationName") == "turn"
-    await page.emulate_media(reduced_motion="reduce")
-    assert await style(card.locator(".tool-mark"), "animationName") == "none"
-    for part in ('{"town":', '"Tidewick","id":12345678901234567890}'):
-        injected.send("function_call_arguments.delta", item_id="fc_0", delta=part)
-    injected.result(0, "x\n" * 100)
-    await expect(card).to_contain_text("Done")
-    await card.get_by_text("Arguments").click()
-    await expect(card.locator("pre").first).to_have_text(
-        '{\n  "town": "Tidewick",\n  "id": 12345678901234567890\n}'
-    )
-    await card.get_by_text("Result").press("Enter")
-    await expect(card.get_by_role("button", name="Copy result")).to_be_visible()
-    assert await card.locator("pre").last.evaluate("pre => pre.clientHeight") < 300
-    injected.call(1, "clock", arguments="{}")
-    injected.result(1, "no such clock", status="failed")
-    await expect(page.get_by_role("group", name="Tool clock")).to_contain_text("Failed")
-
-    attacks = [attack.format("alert(document.domain)") for attack in ATTACKS]
-    for number, attack in enumerate(attacks, start=2):
-        injected.call(number, attack, arguments=json.dumps({attack: attack}))
-        injected.result(number, attack)
-    cards = page.locator(".tool")
-    await expect(cards).to_have_count(len(attacks) + 2)
-    await expect(cards.last).to_contain_text("Done")
-    await cards.locator("details").evaluate_all("folds => folds.forEach(fold => fold.open = true)")
-    await expect(tools.locator("figure")).to_have_count(2 * len(attacks) + 4)
-    assert await cards.last.locator("pre").last.text_content() == attacks[-1]
-    used = await tools.locator("*").evaluate_all(
-        "all => [...new Set(all.map(element => element.localName))]"
-    )
-    plain = {"section", "p", "span", "code", "details", "summary", "figure", "figcaption", "pre"}
-    assert set(used) <= plain | {"button"}
-    await page.keyboard.press("Escape")
-    await expect(answers(page).last).to_contain_text("Stopped")
-    ours = f"{server.url}/static/"  # what colours the arguments
-    assert [one for one in harm if not one.startswith(ours)] == []
