@@ -2,7 +2,7 @@
 
 import asyncio
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import quote
@@ -17,6 +17,7 @@ VERSION = 1
 MAX_NAME_CHARACTERS = 80
 BREATHER_BYTES = 64 * 1024  # other work of the loop comes in between
 
+_BACKTICKS = re.compile("`+")
 _UNSAFE_IN_NAME = re.compile(r'[\\/:*?"<>|\x00-\x1f\x7f]+')
 _UNSAFE_IN_FALLBACK = re.compile(r"[^A-Za-z0-9 ._-]+")
 
@@ -55,20 +56,35 @@ async def as_markdown(session: Session, messages: AsyncIterator[Message]) -> Asy
     created = datetime.fromtimestamp(session.created_at / 1000, UTC)
     title = session.title or "Untitled"
     yield f"# {title}\n\n{created:%Y-%m-%d %H:%M} UTC, {session.model}\n".encode()
+    names: dict[str, str] = {}  # of the tools that the answer before has called
     async for message in messages:
         note = "" if message.status == "completed" else f" ({message.status})"
-        yield f"\n## {message.role.capitalize()}{note}\n\n{_markdown(message)}\n".encode()
+        text = _markdown(message, names)
+        names = {call["call_id"]: call["name"] for call in message.tool_calls or ()}
+        yield f"\n## {message.role.capitalize()}{note}\n\n{text}\n".encode()
 
 
-def _markdown(message: Message) -> str:
-    """Its text, and what tools were called with and gave back."""
+def _markdown(message: Message, names: Mapping[str, str]) -> str:
+    """Its text, and what tools were called with and gave back, so that none of it is Markdown."""
     if message.outputs is not None:
-        return "\n\n".join(output["output"] for output in message.outputs)
+        given = [(names.get(each["call_id"], "A tool"), each["output"]) for each in message.outputs]
+        return "\n\n".join(f"{_named(name)} gave back:\n\n{_fenced(it)}" for name, it in given)
     calls = [
-        f"Calls `{call['name']}` with:\n\n    {call['arguments']}"
+        f"Calls {_named(call['name'])} with:\n\n{_fenced(call['arguments'], 'json')}"
         for call in message.tool_calls or ()
     ]
     return "\n\n".join((*([message.text] if message.text or not calls else []), *calls))
+
+
+def _named(name: str) -> str:
+    return f"`{' '.join(name.replace('`', ' ').split())}`"
+
+
+def _fenced(text: str, language: str = "") -> str:
+    """As a block of code, whose fence is longer than any in it."""
+    longest = max((len(run) for run in _BACKTICKS.findall(text)), default=0)
+    fence = "`" * max(3, longest + 1)
+    return f"{fence}{language}\n{text}\n{fence}"
 
 
 async def breathing(parts: AsyncIterator[bytes]) -> AsyncIterator[bytes]:

@@ -132,4 +132,6 @@ def _shown(message: Message) -> dict[str, Any]:
         shown["model"] = message.model
     if message.tool_calls is not None:
         shown["tool_calls"] = message.tool_calls
+    if message.tool_outputs is not None:
+        shown["tool_outputs"] = message.tool_outputs
     return shown

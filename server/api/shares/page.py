@@ -1,13 +1,14 @@
 """What browsers are shown of a share link: static/share.html with the conversation in it.
 
 The text stands in the page as it is, escaped, so that it can be read without scripts. With them
-static/js/share/ draws it as the chat page would.
+static/js/share/ draws it as the chat page would, calls of tools as cards.
 """
 
 import re
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 from html import escape
+from itertools import chain, pairwise
 from pathlib import Path
 from string import Template
 from typing import Any
@@ -45,8 +46,10 @@ class SharePage:
             time=f"{shared_at:%Y-%m-%dT%H:%MZ}",
             date=f"{shared_at.day} {shared_at:%B %Y}",
         ).encode()
-        for message in share.messages():
-            yield _article(orjson.loads(message)).encode() + b"\n"
+        messages = map(orjson.loads, share.messages())
+        for message, following in pairwise(chain(messages, (None,))):
+            if message["role"] != "tool":  # that stands in the calls before it
+                yield _article(message, following).encode() + b"\n"
         yield self._foot.encode()
 
 
@@ -62,10 +65,8 @@ class RefusalPage:
         return self._page.substitute(title=title, reason=escape(reason), advice=advice)
 
 
-def _article(message: dict[str, Any]) -> str:
-    texts = [part["text"] for part in message["content"]]
-    calls = [f"{call['name']} {call['arguments']}" for call in message.get("tool_calls", ())]
-    text = "\n\n".join((*([] if calls and not any(texts) else texts), *calls))
+def _article(message: dict[str, Any], following: dict[str, Any] | None) -> str:
+    text = "\n\n".join(part["text"] for part in message["content"])
     status = message["status"]
     chip = (
         f'<span class="chip {escape(status)}">{_CHIPS[status]}</span>' if status in _CHIPS else ""
@@ -73,14 +74,34 @@ def _article(message: dict[str, Any]) -> str:
     foot = f'<footer class="foot">{chip}</footer>' if chip else ""
     if message["role"] == "user":
         kind, label, body = "question", "Question", "bubble"
-    elif message["role"] == "tool":
-        kind, label, body = "answer", "Results of tools", "prose"
     else:
         kind, label, body = "answer", "Answer", "prose"
-    return (
-        f'<article class="message {kind}" aria-label="{label}">'
-        f'<div class="{body} source" dir="auto">{_source(text)}</div>{foot}</article>'
+    calls = _calls(message, following)
+    words = (
+        f'<div class="{body} source" dir="auto">{_source(text)}</div>' if text or not calls else ""
     )
+    return f'<article class="message {kind}" aria-label="{label}">{words}{calls}{foot}</article>'
+
+
+def _calls(message: dict[str, Any], following: dict[str, Any] | None) -> str:
+    """The tools that it has called, with what they gave back, if the message after it says that."""
+    parts = following["content"] if following is not None and following["role"] == "tool" else ()
+    given = {part.get("call_id"): part["text"] for part in parts}
+    ran = {item["call_id"]: item for item in message.get("tool_outputs") or ()}
+    calls = []
+    for call in message.get("tool_calls") or ():
+        run = ran.get(call.get("call_id"), {})
+        output = run.get("output") or given.get(call.get("call_id"))
+        how = {"call": call.get("status"), "run": run.get("status"), "code": run.get("code")}
+        data = "".join(f' data-{name}="{escape(value)}"' for name, value in how.items() if value)
+        texts = {"name": call["name"], "arguments": call["arguments"], "output": output}
+        words = "".join(
+            f'<code class="call-{name}" dir="ltr">{escape(text)}</code>'
+            for name, text in texts.items()
+            if text
+        )
+        calls.append(f'<div class="call"{data}>{words}</div>')
+    return f'<div class="calls source">{"".join(calls)}</div>' if calls else ""
 
 
 def _source(text: str) -> str:

@@ -271,7 +271,8 @@ async def test_an_export_brings_calls_and_outputs_back(worker: Worker, client: L
     markdown = b"".join(
         [part async for part in as_markdown(session, each("local", session_id, whole_tree=False))]
     )
-    assert b"Calls `weather` with:" in markdown and b"\nrain\n\nnoon\n" in markdown
+    assert b"Calls `weather` with:" in markdown
+    assert b"`weather` gave back:\n\n```\nrain\n```" in markdown and b"```\nnoon\n```" in markdown
     share = await worker.store.shares.create("local", session_id, "T", kept)
     shown = [orjson.loads(line) for line in (await worker.store.shares.get(share.id)).messages()]
     assert [one.get("tool_calls") for one in shown] == [None, calls, None, None]

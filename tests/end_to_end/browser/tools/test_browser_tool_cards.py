@@ -136,8 +136,8 @@ async def test_a_long_output_is_cut_until_all_of_it_is_wanted(
     assert await shown.evaluate("pre => pre.clientHeight") < 300
 
 
-async def imported(page: Page, server: Server, name: str, arguments: str, output: str) -> None:
-    """A stored chat with one call, which was answered."""
+async def stored(server: Server, name: str, arguments: str, output: str) -> str:
+    """The id of a chat with one call, which was answered."""
     call = {"call_id": "c", "name": name, "arguments": arguments}
     parts: list[dict[str, Any]] = [
         {"role": "user", "content": [{"type": "text", "text": "Q"}]},
@@ -149,9 +149,30 @@ async def imported(page: Page, server: Server, name: str, arguments: str, output
         message |= {"id": str(number), **({"parent_id": str(number - 1)} if number else {})}
     document = {"format": "parley.session", "version": 1, "messages": parts}
     async with Http(server) as http:
-        stored = (await http.post("/v1/sessions/import", document)).json()
-    await page.goto(f"{server.url}/#{stored['id']}")
+        return str((await http.post("/v1/sessions/import", document)).json()["id"])
+
+
+async def imported(page: Page, server: Server, name: str, arguments: str, output: str) -> None:
+    """Shows such a chat."""
+    await page.goto(f"{server.url}/#{await stored(server, name, arguments, output)}")
     await expect(answers(page).last).to_contain_text("A")
+
+
+async def test_a_shared_chat_shows_its_calls_as_cards_and_without_scripts_as_text(
+    context: BrowserContext, server: Server
+) -> None:
+    session = await stored(server, "weather", '{"city": "Brno"}', "rain")
+    async with Http(server) as http:
+        link = (await http.post(f"/v1/sessions/{session}/share")).json()
+    page = await context.new_page()
+    await page.goto(server.url + link["path"])
+    weather = card(page, "weather")
+    await expect(weather).to_contain_text("Done")
+    await weather.locator("summary").press("Enter")
+    await expect(weather.locator("pre").last).to_have_text("rain")
+    await page.route("**/*.js", lambda it: it.fulfill(content_type="text/javascript", body=""))
+    await page.reload()
+    await expect(page.locator(".calls")).to_have_text('weather{"city": "Brno"}rain')
 
 
 async def test_nothing_in_a_card_is_markup(context: BrowserContext, server: Server) -> None:

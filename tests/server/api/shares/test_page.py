@@ -1,6 +1,7 @@
 """The page of a share: what strangers read of it, and that all words of users are escaped text."""
 
 import zlib
+from collections.abc import Mapping
 from html.parser import HTMLParser
 
 import orjson
@@ -18,7 +19,7 @@ def message(role: str, text: str, status: str = "completed") -> dict[str, object
     return {"role": role, "content": [{"type": "text", "text": text}], "status": status}
 
 
-async def page_of(*messages: dict[str, object], title: str = "Tides") -> str:
+async def page_of(*messages: Mapping[str, object], title: str = "Tides") -> str:
     lines = b"".join(orjson.dumps(one) + b"\n" for one in messages)
     share = Share("shr_secret", title, 1_795_640_000_000, zlib.compress(lines), "ada")
     return b"".join([part async for part in SharePage(STATIC).of(share)]).decode()
@@ -110,9 +111,29 @@ def test_a_refusal_says_why_and_what_may_be_done() -> None:
 
 
 async def test_calls_and_what_they_gave_back_are_text() -> None:
-    call = {"name": "<b>", "arguments": '{"a": "<i>"}'}
-    calling = {**message("assistant", ""), "tool_calls": [call]}
-    page = await page_of(message("user", "Hi"), calling, message("tool", "<u>rain</u>"))
-    assert "&lt;b&gt; {&quot;a&quot;: &quot;&lt;i&gt;&quot;}" in page
-    assert 'aria-label="Results of tools"' in page and "&lt;u&gt;rain&lt;/u&gt;" in page
-    assert not {"b", "i", "u"} & set(Elements(page).tags)
+    call = {"call_id": "c", "name": "<b>", "arguments": '{"a": "<i>"}', "status": "completed"}
+    calling = {**message("assistant", "I look."), "tool_calls": [call]}
+    part = {"type": "text", "text": "<u>rain</u>", "call_id": "c"}
+    given = {"role": "tool", "content": [part], "status": "completed"}
+    found = Elements(page := await page_of(message("user", "Hi"), calling, given))
+    assert found.text("prose source") == ["I look."]
+    assert found.text("call-name") == ["<b>"]
+    assert found.text("call-arguments") == ['{"a": "<i>"}']
+    assert found.text("call-output") == ["<u>rain</u>"]
+    assert found.tags.count("article") == 2 and 'data-call="completed"' in page
+    assert not {"b", "i", "u"} & set(found.tags)
+
+
+async def test_what_became_of_a_call_that_the_server_ran_is_told() -> None:
+    call = {"call_id": "c", "name": "clock__now", "arguments": "{}", "status": "completed"}
+    run = {
+        "call_id": "c",
+        "status": 'den"ied',
+        "code": "tool_denied",
+        "output": "The user said no.",
+    }
+    calling = {**message("assistant", ""), "tool_calls": [call], "tool_outputs": [run]}
+    page = await page_of(message("user", "Hi"), calling)
+    assert 'data-run="den&quot;ied" data-code="tool_denied"' in page
+    assert Elements(page).text("call-output") == ["The user said no."]
+    assert Elements(page).text("prose source") == []
