@@ -54,6 +54,11 @@ export async function listModels() {
   return (await get("/v1/models")).data;
 }
 
+/** @returns {Promise<object[]>} the servers whose tools this server runs */
+export async function listTools() {
+  return (await get("/v1/tools")).servers;
+}
+
 /** @returns {Promise<object>} the new session, with the messages up to that one */
 export function fork(sessionId, messageId) {
   const headers = { "Idempotency-Key": newKey() };

@@ -4,6 +4,7 @@
  */
 
 import { html } from "../widgets/html.js";
+import { ToolFields, toolsOf } from "./tools-form.js";
 
 /**
  * In the order of the form. `step` is that of a number; `rare` ones are folded away.
@@ -28,8 +29,9 @@ export const SETTINGS = [
  * @param {object} properties.settings what is set now
  * @param {{id: string}[]} properties.models offered where there is more than one
  * @param {boolean} [properties.withSystem] whether the instructions are among the fields
+ * @param {object[]} [properties.toolServers] whose tools may be offered
  */
-export function SettingsFields({ settings, models, withSystem = false }) {
+export function SettingsFields({ settings, models, withSystem = false, toolServers = [] }) {
   const rows = SETTINGS.map((setting) => [setting, html`<${Field} setting=${setting} value=${settings[setting.name]} />`]);
   const isRareSet = SETTINGS.some(({ name, rare }) => rare && settings[name] !== undefined);
   return html`
@@ -43,6 +45,7 @@ export function SettingsFields({ settings, models, withSystem = false }) {
     html`<label class="field-row tall"><span>Instructions<small>what the model reads before the chat</small></span>
       <textarea name="system" rows="5" dir="auto" maxlength="32768" defaultValue=${settings.system ?? ""}></textarea></label>`}
     ${rows.filter(([{ rare }]) => !rare).map(([, row]) => row)}
+    <${ToolFields} servers=${toolServers} offered=${settings.tools} />
     <details class="more-settings" open=${isRareSet}>
       <summary>More</summary>
       ${rows.filter(([{ rare }]) => rare).map(([, row]) => row)}
@@ -78,5 +81,7 @@ export function settingsOf(form, others = {}) {
     if (text === "") continue;
     settings[name] = step === undefined ? text.split("\n").filter(Boolean).slice(0, 4) : Number(text);
   }
+  const tools = toolsOf(form, others.tools);
+  if (fields.has("tools") && tools.length > 0) settings.tools = tools;
   return settings;
 }

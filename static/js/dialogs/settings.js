@@ -7,6 +7,8 @@ import { Dialog } from "../widgets/dialog.js";
 import { html } from "../widgets/html.js";
 import { SettingsFields, settingsOf } from "./settings-form.js";
 
+const AGAIN_MS = 3000;
+
 export function ChatSettings({ page, onClose }) {
   const form = useRef(null);
   const sessionId = useRef(page.chat.currentId).current; // another one may be on screen when it is saved
@@ -16,9 +18,12 @@ export function ChatSettings({ page, onClose }) {
   const isNaming = useSignal(false);
   const isTouched = useRef(false);
   const { presets } = page.settings.presets.value;
+  const isKnown = isNew || page.chat.sessions.get(sessionId) !== undefined;
   useEffect(() => {
-    if (isNew && !isTouched.current) own.value = page.settings.current; // the default preset may come late
-  }, [presets]);
+    if (isTouched.current || page.chat.currentId !== sessionId) return;
+    own.value = page.settings.current; // the chat, or the default preset, may come late
+  }, [presets, isKnown]);
+  useEffect(() => keepLoading(page.settings), []);
   const name = chosen.value;
   const settings = presets.find((one) => one.name === name)?.settings ?? own.value;
   const save = (event) => {
@@ -30,7 +35,6 @@ export function ChatSettings({ page, onClose }) {
     page.saveSettings({}, sessionId);
     onClose();
   };
-  const isKnown = isNew || page.chat.sessions.get(sessionId) !== undefined;
   return html`<${Dialog} title=${isNew ? "Settings of new chats" : "Settings of this chat"} kind="side" onClose=${onClose}>
     ${presets.length > 0 &&
     html`<label class="field-row"><span>Preset</span>
@@ -39,7 +43,8 @@ export function ChatSettings({ page, onClose }) {
         ${presets.map((one) => html`<option value=${one.name} selected=${one.name === name}>${one.name}</option>`)}
       </select></label>`}
     <form ref=${form} key=${name + JSON.stringify(settings)} onSubmit=${save} onInput=${() => (isTouched.current = true)}>
-      <${SettingsFields} settings=${settings} models=${page.settings.models.value} withSystem />
+      <${SettingsFields} settings=${settings} models=${page.settings.models.value} withSystem
+        toolServers=${page.settings.toolServers.value} />
       <div class="dialog-foot">
         <button type="button" class="plain" disabled=${!isKnown} onClick=${forget}>Back to the defaults</button>
         <button type="submit" class="primary" disabled=${!isKnown}>Save</button>
@@ -54,6 +59,18 @@ export function ChatSettings({ page, onClose }) {
       chosen.value = "";
     }}>Delete “${name}”</button>`}
   <//>`;
+}
+
+/** Which tools there are; a server that is just starting is looked at again. @returns what ends that */
+function keepLoading(settings) {
+  let isOver = false;
+  const load = async () => {
+    await settings.loadTools();
+    const isComing = settings.toolServers.value.some(({ status }) => status !== "ready");
+    if (isComing && !isOver) setTimeout(() => isOver || load(), AGAIN_MS);
+  };
+  load();
+  return () => (isOver = true);
 }
 
 /** Give what the form says a name, and perhaps begin new chats with it. */

@@ -11,6 +11,8 @@ export class Settings {
   models = signal([]);
   /** @type {import("@preact/signals").Signal<{presets: object[], default: string | null}>} the user's */
   presets = signal({ presets: [], default: null });
+  /** @type {import("@preact/signals").Signal<object[]>} that run tools, as far as it is known */
+  toolServers = signal([]);
   #store;
   #chat;
 
@@ -29,6 +31,11 @@ export class Settings {
   /** Which there are, and how they are now. */
   loadModels() {
     api.listModels().then((models) => (this.models.value = models), () => {});
+  }
+
+  /** Which tools the server runs now; what is known stays where that cannot be read. */
+  loadTools() {
+    return api.listTools().then((servers) => (this.toolServers.value = servers), () => {});
   }
 
   /** Those of the chat on screen; a new one will begin with them. */

@@ -13,7 +13,7 @@ import { ToolPart } from "./tool-part.js";
 const STATE_TEXTS = {
   writing: "Being written",
   waiting: "Waiting for its result",
-  asked: "Asks for your consent",
+  asked: "Asks you",
   running: "Running",
   done: "Done",
   failed: "Failed",

@@ -45,6 +45,28 @@ SCRIPTS: dict[str, Sequence[Pieces]] = {
         words("It rains."),
     ],
 }
+EASTER = "How long is it till Easter?"
+AGAIN = "And till Christmas?"
+ECHO = "Say it again."
+FAIL = "Fail."
+WAIT = "Wait for me."
+SCRIPTS |= {
+    EASTER: [
+        [
+            *words("Let me look. "),
+            "\n",
+            *call("clock__days_between", '{"first": "2026-11-26", "second": "2027-03-28"}'),
+        ],
+        words("It is 122 days."),
+    ],
+    AGAIN: [
+        call("clock__days_between", '{"first": "2026-11-26", "second": "2026-12-25"}'),
+        words("It is 29 days."),
+    ],
+    ECHO: [call("good__echo", '{"text": "a\\u202eb"}'), words("It was said.")],
+    FAIL: [call("good__fail", "{}"), words("It has failed.")],
+    WAIT: [call("good__wait", '{"name": "it"}'), words("It is over.")],
+}
 TOOLS = [{"type": "function", "name": name} for name in ("weather", "clock")]
 
 
@@ -53,6 +75,12 @@ async def new_chat(server: Server, title: str, **settings: Any) -> str:
     settings = {"tools": TOOLS, "temperature": 0, **settings}
     async with Http(server) as http:
         return str((await http.new_session(title=title, settings=settings))["id"])
+
+
+async def new_chat_with_tools(server: Server, title: str) -> str:
+    """The id of a session that offers tools which the server runs."""
+    offered = [{"type": "mcp", "server_label": label} for label in ("clock", "good")]
+    return await new_chat(server, title, tools=offered)
 
 
 async def give_back(server: Server, session: str, outputs: Sequence[str]) -> None:
