@@ -59,6 +59,7 @@ class Stage:
     is_held: bool = False
     chats: list[str] = field(default_factory=list)
     sockets: list[WebSocketRoute] = field(default_factory=list)
+    entry: dict[str, Any] = field(default_factory=dict)  # place of the last that the page has
     responses: dict[str, None] = field(default_factory=dict)  # in the order of their beginnings
     is_cut: bool = False  # new sockets are refused
 
@@ -144,10 +145,31 @@ class Stage:
             return
         if frame["type"] == "response.queued":
             frame.update(eta_ms=3000)
+        if "sequence_number" in frame:
+            named = {name: frame[name] for name in ("sequence_number", "fence")}
+            self.entry = {"response_id": response or frame["response"]["id"], **named}
         socket.send(json.dumps(frame))
         if self.is_held and frame["type"] == "response.output_text.delta":
             progress = {"type": "response.progress", "response_id": response, **PROGRESS}
             socket.send(json.dumps(progress))
+
+    def say(self, kind: str, **fields: Any) -> None:
+        """One more entry of the answer in progress."""
+        self.entry["sequence_number"] += 1
+        frame = {"type": f"response.{kind}", "output_index": 0, **self.entry, **fields}
+        self.sockets[-1].send(json.dumps(frame))
+
+    def call(self, number: int, name: str, arguments: str, status: str = "completed") -> None:
+        """It calls a tool."""
+        item = {"type": "function_call", "id": f"fc_{number}", "call_id": f"call_{number}"}
+        said = {"name": name, "arguments": arguments, "status": status}
+        self.say("output_item.added", item={**item, **said})
+
+    def run(self, number: int, status: str, **more: Any) -> None:
+        """How it goes with a call that the server carries out."""
+        item = {"type": "function_call_output", "id": f"fco_{number}", "call_id": f"call_{number}"}
+        said = {"output": "", "server_label": "clock", "status": status}
+        self.say("output_item.added", item={**item, **said, **more})
 
     async def end(self) -> None:
         """Nothing is answered any more, what waits least of all."""

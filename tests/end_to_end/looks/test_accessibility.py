@@ -11,10 +11,11 @@ from tests.end_to_end.looks.admin_states import ADMIN_STATES
 from tests.end_to_end.looks.axe import Unavailable, axe_source
 from tests.end_to_end.looks.chat_states import CHAT_STATES
 from tests.end_to_end.looks.stage import WIDTHS, staged
+from tests.end_to_end.looks.tool_states import TOOL_STATES
 from tests.end_to_end.site.harness import Server
 
 SCHEMES: tuple[Literal["light"], Literal["dark"]] = ("light", "dark")
-STATES = CHAT_STATES | ADMIN_STATES
+STATES = CHAT_STATES | TOOL_STATES | ADMIN_STATES
 # `target-size` is of WCAG 2.2, which axe-core leaves out by default. Two exceptions:
 # - the headings of an answer are its author's, who may begin with the second level;
 # - while a menu is open, nothing that it covers can be pressed: a click there closes it.

@@ -24,9 +24,10 @@ from tests.end_to_end.looks.pictures import (
     reference_of,
 )
 from tests.end_to_end.looks.stage import staged
+from tests.end_to_end.looks.tool_states import TOOL_STATES
 from tests.end_to_end.site.harness import Server
 
-STATES = CHAT_STATES | ADMIN_STATES
+STATES = CHAT_STATES | TOOL_STATES | ADMIN_STATES
 LOOKS = [
     look.strip()
     for look in """
@@ -43,7 +44,11 @@ LOOKS = [
     disconnected light wide, closed-by-an-admin dark phone, signed-out light phone,
     login-link dark wide, shared-page light wide, admin-sign-in dark phone, admin-live light wide,
     admin-live dark phone, admin-drawer light wide, admin-drawer dark phone, admin-evict dark wide,
-    admin-lost light wide
+    admin-lost light wide, thought-growing light wide, thought-growing dark phone,
+    thought dark wide, thought light phone, call-written light phone, calls light wide,
+    calls dark wide, calls dark phone, consent light wide, consent dark wide, consent light phone,
+    consent dark phone, outcomes dark wide, outcomes light phone, chat-tools light wide,
+    chat-tools dark phone
 """.split(",")
 ]
 FONTS = {  # family: the package of Debian that has it

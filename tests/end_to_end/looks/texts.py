@@ -94,6 +94,20 @@ It is a company: {LONG_WORD * 2}.
 {"0123456789" * 16}
 ```
 """
+THOUGHT = """\
+They ask about _tides_, of which there are **two** a day.
+
+1. What pulls: the Moon, most of all.
+2. Why two: the far side is pulled _less_.
+
+```python
+def pull(distance: float) -> float:
+    return 1 / distance**3  # what is left of it after the middle's own
+```
+
+So I say it in two sentences, with `bulges` as the word.
+
+"""
 QUESTION_WITH_CODE = "What does this print?\n\n```python\nprint(sum(range(10)))\n```\n\nAnd why?"
 DIAGRAM = """\
 The water rises and falls twice a day:

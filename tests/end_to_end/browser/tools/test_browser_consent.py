@@ -4,6 +4,7 @@ import asyncio
 import os
 import re
 from pathlib import Path
+from typing import Any
 
 from playwright.async_api import BrowserContext, Page, expect
 
@@ -120,7 +121,10 @@ async def test_a_running_tool_tells_its_time_and_the_stop_of_the_chat_ends_it(
 async def test_a_chat_offers_the_tools_that_are_chosen_in_its_settings(
     context: BrowserContext, server: Server
 ) -> None:
-    function = {"type": "function", "name": "weather"}  # of a program: nobody takes it away here
+    function: dict[str, Any] = {
+        "type": "function",
+        "name": "weather",
+    }  # of a program: nobody takes it away here
     session = await new_chat(server, "Tools", tools=[function])
     page = await opened(context, server, session)
     settings = page.get_by_role("button", name="Settings of this chat")
@@ -153,7 +157,7 @@ async def test_a_chat_offers_the_tools_that_are_chosen_in_its_settings(
     await expect_tools(server, session, [function, {"type": "mcp", "server_label": "clock"}])
 
 
-async def expect_tools(server: Server, session: str, tools: list[dict[str, object]]) -> None:
+async def expect_tools(server: Server, session: str, tools: list[dict[str, Any]]) -> None:
     async def are_saved() -> bool:
         settings = server.get_json(f"/v1/sessions/{session}")["settings"]
         return bool(settings.get("tools") == tools)
