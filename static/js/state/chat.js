@@ -9,8 +9,9 @@
 import { Conversation } from "./conversation.js";
 import { toQueue, toSteer } from "./queue.js";
 import { SessionList } from "./session-list.js";
-import { askedCalls, withAnswer } from "./tool-calls.js";
+import { askedCalls, goesOnByItself, withAnswer } from "./tool-calls.js";
 
+const DUE_MS = 1500; // in which the next answer begins, or does not begin by itself
 const MAX_CONVERSATIONS = 20; // kept in memory, so that going back to one shows it at once
 /** These refuse the message itself, which therefore was never stored, whenever and wherever it is sent. */
 const UNFIT = new Set(["invalid_field", "message_too_large", "context_length_exceeded"]);
@@ -37,6 +38,8 @@ export class Chat {
   #refetch;
   #later;
   #onchange;
+  /** @type {string | null} the session whose next answer is due, because the server has carried out what one called */
+  #dueId = null;
   #connection = 0; // +1 with each, so that what a new one has sent again is not sent a third time
 
   /**
@@ -78,7 +81,7 @@ export class Chat {
     if (run) return run.stopping ? "stopping" : "running";
     const [send] = this.sendsOf(sessionId);
     if (send) return send.stopped ? "stopping" : "sending";
-    return "idle";
+    return sessionId !== null && sessionId === this.#dueId ? "running" : "idle";
   }
 
   /** The calls of tools on screen that wait for the user's word. @returns {import("./tool-calls.js").ToolCall[]} */
@@ -163,8 +166,10 @@ export class Chat {
    */
   stop(seen) {
     const run = this.current?.activeRun;
+    const [send] = this.sendsOf(this.currentId);
     if (run) this.#stopRun(run, seen);
-    else this.#stopSend(this.sendsOf(this.currentId)[0]);
+    else if (send) this.#stopSend(send);
+    else if (this.activity() !== "idle") this.#send({ type: "stop", session_id: this.currentId }); // its next answer may have begun by now
     this.#changed("conversation", this.currentId);
   }
 
@@ -413,6 +418,7 @@ export class Chat {
     const run = conversation?.run(response.id, response);
     if (!run) return this.#changed("sessions");
     if (send?.stopped) run.freeze(run.message.text.length);
+    if (conversation.id === this.#dueId) this.#dueId = null;
     this.#follow(conversation, run, frame);
     if (conversation !== this.current) this.#leave(conversation); // it was watched to be sent to
   }
@@ -439,9 +445,19 @@ export class Chat {
       this.#send({ type: "response.resume", event_id: `resume:${run.id}`, ...run.position() });
     }
     if (outcome === "refetch") this.#refetch(conversation.id);
+    if (frame.type === "response.done" && run.ended && goesOnByItself(run.message)) this.#expect(conversation.id);
     const isText = outcome === "applied" && frame.type === "response.output_text.delta";
     const kind = isText ? "text" : "conversation";
     this.#changed(kind, conversation.id, { run, frame, outcome });
+  }
+
+  /** Until the next answer begins, which is a moment, the session is as busy as before: no button comes and goes. */
+  #expect(sessionId) {
+    this.#dueId = sessionId;
+    this.#later(DUE_MS, () => {
+      if (this.#dueId === sessionId) this.#dueId = null;
+      this.#changed("conversation", sessionId);
+    });
   }
 
   #health({ store, engine }) {

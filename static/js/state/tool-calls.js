@@ -132,6 +132,12 @@ export function askedCalls(message) {
   return (message?.toolCalls ?? []).filter((call) => stateOf(call, message.streaming) === "asked");
 }
 
+/** Whether the server asks for the answer after this one: it has carried out all that this one has called. */
+export function goesOnByItself({ reason, toolCalls }) {
+  const runs = (toolCalls ?? []).filter(({ status }) => status === "completed").map(({ run }) => run);
+  return reason === "tool_calls" && runs.length > 0 && !runs.includes(null);
+}
+
 /** Note what a user has answered here; null: that has not worked. @param {ToolCall} call @param {string | null} said */
 export function withAnswer(call, said) {
   change(call, { run: { ...call.run, said } });

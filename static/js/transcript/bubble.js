@@ -5,6 +5,7 @@
 
 import { endText, reasonText } from "../connection/protocol.js";
 import { drawQuestion } from "../markdown/question.js";
+import { goesOnByItself } from "../state/tool-calls.js";
 import { ActionRow } from "./actions.js";
 import { AnswerBody } from "./answer-body.js";
 import { BranchSwitch } from "./branches.js";
@@ -170,9 +171,9 @@ export class Answer {
 const isCarriedOut = ({ toolCalls }) => (toolCalls ?? []).some(({ run, output }) => run !== null && output === null);
 
 /** Whether it has ended in calls that were answered, so that the figures below the answer after it are enough. */
-function isOnTheWay({ reason, toolCalls }, isLast) {
-  const isAnswered = ({ run, output }) => run !== null || (output !== null && !isLast);
-  return reason === "tool_calls" && toolCalls !== null && toolCalls.every(isAnswered);
+function isOnTheWay(message, isLast) {
+  if (message.toolCalls === null) return false;
+  return goesOnByItself(message) || (!isLast && message.toolCalls.some(({ output }) => output !== null));
 }
 
 /** Changes when something has to be drawn anew. */

@@ -11,10 +11,14 @@ const IN_WORDS = /[^\P{Cf}\u00ad\u200c-\u200f\u061c\ufeff\u{e0020}-\u{e007f}]|[^
 const TERMINAL = /\u001b(?:\[[0-?]*[ -/]*[@-~]|\][^\u0007\u001b]*(?:\u0007|\u001b\\))/g;
 
 /** A name, or JSON, of which this is another way to write the same. */
-export const visibleName = (text) => text.replace(HIDDEN, escaped);
+export function visibleName(text) {
+  return text.replace(HIDDEN, escaped);
+}
 
 /** What a tool gave back, without the colours of a terminal. */
-export const visibleOutput = (text) => text.replace(/\r\n?/g, "\n").replace(TERMINAL, "").replace(IN_WORDS, escaped);
+export function visibleOutput(text) {
+  return text.replace(/\r\n?/g, "\n").replace(TERMINAL, "").replace(IN_WORDS, escaped);
+}
 
 /** `\u202e`, as JSON writes it. */
 function escaped(character) {

@@ -3,7 +3,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { NEVER, NOT_NOW, refusal, RESPONSE, watchingChat } from "../frames.js";
+import { created, done, NEVER, NOT_NOW, refusal, RESPONSE, SESSION, watchingChat } from "../frames.js";
 
 const CALL = { type: "function_call", id: "fc_1", call_id: "call_1", name: "clock__now", arguments: "{}", status: "completed" };
 const entry = (sequence_number, item) => ({
@@ -75,4 +75,48 @@ test("a word that comes at a bad moment goes out again later", () => {
   assert.equal(message.toolCalls[0].run.said, "deny");
   waits.splice(0).forEach(({ run: goOn }) => goOn());
   assert.deepEqual(take(), [sent]);
+});
+
+/** A chat whose answer has ended, and whose call the server has carried out. */
+function betweenRounds() {
+  const held = asking();
+  held.receive(entry(held.last + 1, { ...run("completed"), output: "noon" }));
+  held.receive(done(held.last + 2, 0, { status: "completed", reason: "tool_calls" }));
+  held.take();
+  return held;
+}
+
+test("between the rounds of an answer the chat stays busy, until the next one has begun", () => {
+  const { chat, receive } = betweenRounds();
+  assert.equal(chat.activity(), "running");
+  const parent_id = chat.current.path.at(-1).id;
+  receive(created({ response: { ...created().response, id: "resp_S", message_id: "msg_9", parent_id } }));
+  assert.equal(chat.activity(), "running");
+  receive({ ...done(3, 0), response: { ...done(3, 0).response, id: "resp_S" } });
+  assert.equal(chat.activity(), "idle");
+});
+
+test("a next round that does not begin leaves the chat idle after a moment", () => {
+  const { chat, waits, changes } = betweenRounds();
+  changes.length = 0;
+  waits.splice(0).forEach(({ run: goOn }) => goOn());
+  assert.equal(chat.activity(), "idle");
+  assert.equal(changes.length, 1);
+});
+
+test("a stop between the rounds is for the session", () => {
+  const { chat, take } = betweenRounds();
+  chat.stop(null);
+  assert.deepEqual(take(), [{ type: "stop", session_id: SESSION }]);
+  const idle = watchingChat();
+  idle.receive(done(3, 0));
+  idle.take();
+  idle.chat.stop(null);
+  assert.deepEqual(idle.take(), []);
+});
+
+test("an answer whose calls a client must answer leaves the chat idle", () => {
+  const held = watchingChat();
+  held.receive(entry(3, CALL), done(4, 0, { status: "completed", reason: "tool_calls" }));
+  assert.equal(held.chat.activity(), "idle");
 });

@@ -25,6 +25,16 @@ from tests.end_to_end.browser.tools.test_browser_tool_cards import card
 from tests.end_to_end.site.harness import Server
 
 DAYS = "clock__days_between"
+# Whether there is a Stop button, each time that this changes.
+WATCH_STOP = """() => {
+    window.busy = [];
+    const look = () => {
+        const isBusy = document.querySelector(".action.stop") !== null;
+        if (window.busy.at(-1) !== isBusy) window.busy.push(isBusy);
+        requestAnimationFrame(look);
+    };
+    look();
+}"""
 
 
 async def opened(context: BrowserContext, server: Server, session: str) -> Page:
@@ -61,8 +71,11 @@ async def test_a_call_is_asked_for_in_every_tab_and_settled_in_all_by_the_first_
         await expect(tab.locator(".consent:visible")).to_have_count(0)
         await expect(tab).to_have_title("Tools · Parley")
 
+    await other.evaluate(WATCH_STOP)
     await ask(other, AGAIN)  # it was allowed in this chat
     await expect(answers(other).last).to_contain_text("It is 29 days.")
+    await expect(other.get_by_role("button", name="Stop", exact=True)).to_be_hidden()
+    assert await other.evaluate("window.busy") == [False, True, False]  # nothing has flickered
     await page.reload()
     await expect(card(page, DAYS).last).to_contain_text("Done")
 
