@@ -6,5 +6,6 @@ import { copyFrom } from "../widgets/copy.js";
 export const copyMessage = () => ({
   word: "Copy",
   labels: { user: "Copy message", assistant: "Copy answer" },
+  fits: ({ message }) => message.text !== "", // an answer may consist of calls alone
   act: ({ text }, button) => copyFrom(button, text),
 });

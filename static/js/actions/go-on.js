@@ -4,6 +4,7 @@
 export const goOn = (page) => ({
   word: "Continue",
   labels: { assistant: "Continue the answer" },
-  fits: ({ message, isLast }) => isLast && message.status === "interrupted",
+  // Calls are over with the answer that has them: the server would refuse.
+  fits: ({ message, isLast }) => isLast && message.status === "interrupted" && message.toolCalls === null,
   act: ({ message }) => page.ask({ continue_of: message.id }),
 });

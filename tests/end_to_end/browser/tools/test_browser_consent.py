@@ -129,6 +129,8 @@ async def test_a_running_tool_tells_its_time_and_the_stop_of_the_chat_ends_it(
     await expect(wait.locator(".tool-state")).to_have_text("Stopped")
     await page.reload()
     await expect(wait.locator(".tool-state")).to_have_text("Stopped")
+    deeds = answers(page).last.locator(".foot .word-button:visible")
+    await expect(deeds).to_have_text(["Again", "⋯"])  # nothing to copy, and it cannot go on
 
 
 async def test_a_chat_offers_the_tools_that_are_chosen_in_its_settings(
