@@ -136,6 +136,22 @@ async def test_a_long_output_is_cut_until_all_of_it_is_wanted(
     assert await shown.evaluate("pre => pre.clientHeight") < 300
 
 
+async def test_on_paper_a_card_is_a_line_and_an_opened_one_is_whole(
+    context: BrowserContext, server: Server
+) -> None:
+    page = await context.new_page()
+    await imported(page, server, "weather", '{"city": "Brno"}', "rain\n" * 100)
+    await page.emulate_media(media="print")
+    weather = card(page, "weather")
+    await expect(weather).to_contain_text("Done")
+    await expect(weather.locator("summary")).to_be_visible()
+    await weather.locator("summary").click()
+    shown = weather.locator("pre").last
+    await expect(shown).to_be_visible()
+    assert await shown.evaluate("pre => pre.clientHeight === pre.scrollHeight")
+    await expect(weather.locator("button:visible")).to_have_count(0)
+
+
 async def stored(server: Server, name: str, arguments: str, output: str) -> str:
     """The id of a chat with one call, which was answered."""
     call = {"call_id": "c", "name": name, "arguments": arguments}
