@@ -6,6 +6,7 @@ its `response.create`; sockets are only viewers, so closing them ends nothing.
 
 import asyncio
 import contextlib
+import hmac
 from collections import defaultdict
 from collections.abc import Callable, Coroutine
 from functools import partial
@@ -17,7 +18,6 @@ from server.config.intervals import Intervals
 from server.config.models import ModelStatus
 from server.engines.client import CoreState, EngineClient, EngineError
 from server.engines.models import Models
-from server.generation.cache_salts import CacheSalts
 from server.generation.prompts import PromptBuilders
 from server.generation.queue_estimate import QueueEstimate
 from server.live.hub import Hub
@@ -68,11 +68,11 @@ class Runs:
         limit: ActiveLimit | None,
         prompts: PromptBuilders,
         has_peers: Callable[[], bool],
-        salts: CacheSalts,
+        cache_secret: str,
         answer_seconds: float,
         tools: ToolRunner | None = None,
     ) -> None:
-        self._salts = salts
+        self._cache_secret = cache_secret.encode()
         self._answer_seconds = answer_seconds
         self._appender = appender
         self._store = store
@@ -210,11 +210,18 @@ class Runs:
             intervals=self._intervals,
             has_peers=self._has_peers,
             queue=self._queues[_model_of(run)],
-            cache_salt=self._salts.of(run.uid),
+            cache_salt=self.salt_of(run.uid),
             max_seconds=self._answer_seconds,
             models=self._models,
             tools=self._tools,
         )
+
+    def salt_of(self, uid: str) -> str:
+        """Users share no prefix: how soon a first token comes must not say what others asked.
+
+        The engine also shares its time by it, as one salt is one user.
+        """
+        return hmac.digest(self._cache_secret, uid.encode(), "sha256").hex()
 
     def _forget(self, run: Run) -> None:
         self._runs.pop(run.response_id, None)

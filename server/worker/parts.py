@@ -23,7 +23,6 @@ from server.commands.services import Services
 from server.commands.stateless.answers import StatelessAnswers
 from server.config.worker import WorkerConfig
 from server.engines.models import Models
-from server.generation.cache_salts import CacheSalts
 from server.generation.prompts import PromptBuilders
 from server.live.health import Health
 from server.live.hub import Hub
@@ -191,7 +190,7 @@ def build_answers(
     settings = config.settings
     max_active = settings.limits.max_active_responses_per_user
     limit = ActiveLimit(store, hub, max_active) if max_active else None
-    prompts, salts = PromptBuilders(store.messages, given.models), CacheSalts(config.token)
+    prompts = PromptBuilders(store.messages, given.models)
     appender = Appender(
         store.appends, renewal_seconds=settings.intervals.renewal, listener=live.feed
     )
@@ -205,7 +204,7 @@ def build_answers(
         metrics=given.metrics,
         intervals=settings.intervals,
         has_peers=peers.are_known,
-        salts=salts,
+        cache_secret=config.token,
         answer_seconds=settings.limits.answer_seconds,
         tools=ToolRunner(
             tools, store=store, hub=hub, metrics=given.metrics, intervals=settings.intervals
@@ -227,7 +226,7 @@ def build_answers(
         tools=offers,
     )
     stateless = StatelessAnswers(
-        store, given.models, admission, salts, limit, settings.limits.answer_seconds
+        store, given.models, admission, runs.salt_of, limit, settings.limits.answer_seconds
     )
     takeover = build_takeover(given, hub, peers, runs, adapters)
     queue_runner = QueueRunner(

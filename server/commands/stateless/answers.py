@@ -5,7 +5,7 @@ fair turns. Nothing of it is stored, so nobody can come back to it, and who read
 """
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 from typing import Any
 
@@ -26,7 +26,6 @@ from server.engines.client import (
 )
 from server.engines.models import Models
 from server.generation.answers import schemas_of
-from server.generation.cache_salts import CacheSalts
 from server.generation.chat_messages import template_tools
 from server.generation.sampling import (
     choice_problem,
@@ -56,14 +55,14 @@ class StatelessAnswers:
         store: SessionStore,
         models: Models,
         admission: Admission,
-        salts: CacheSalts,
+        salt_of: Callable[[str], str],
         limit: ActiveLimit | None,
         max_seconds: float,
     ) -> None:
         self._store = store
         self._models = models
         self._admission = admission
-        self._salts = salts
+        self._salt_of = salt_of  # what names a user to the engine
         self._limit = limit
         self._max_seconds = max_seconds
         self._running: dict[StatelessAnswer, str] = {}  # whose they are
@@ -103,7 +102,7 @@ class StatelessAnswers:
             engine,
             token_ids,
             params,
-            self._salts.of(uid),
+            self._salt_of(uid),
             model.lora_request,
             schemas_of(offered_tools(settings)),
             is_parsed=asked.prompt is None and not has_form(settings),
