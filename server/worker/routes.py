@@ -12,6 +12,7 @@ from server.api.admin.users import AdminUserOperations
 from server.api.admin.workers import AdminReplicaOperations
 from server.api.login.operations import LoginOperations
 from server.api.openai.chat import ChatCompletions
+from server.api.openai.completions import Completions
 from server.api.rest.copies import CopyOperations
 from server.api.rest.messages import MessageOperations
 from server.api.rest.openapi import openapi
@@ -43,6 +44,7 @@ def operations(context: ApiContext) -> list[Operation]:
         *CopyOperations(context).operations(),
         *ShareOperations(context).operations(),
         *ChatCompletions(context).operations(),
+        *Completions(context).operations(),
         *admin_operations(context.services),
     ]
     return listed

@@ -10,16 +10,14 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, Struct
 
 from server.api.openai.refusals import not_here
+from server.api.openai.sampling_fields import SamplingFields
 from server.commands.stateless.asked import Asked
 from server.generation.chat_messages import ChatMessage, arguments_object, short_id
-from server.protocol.client_frames import MAX_INTEGER
 from server.protocol.errors import invalid_field
 
-MAX_ANSWERS = 16
 MAX_MESSAGES = 2000
 MAX_TOOLS = 128
 TOP_LOGPROBS = 20
-MAX_STOPS = 16
 
 
 class TextPart(Struct, frozen=True):
@@ -85,44 +83,21 @@ class ResponseFormat(Struct, frozen=True):
     json_schema: JsonSchema | None = None
 
 
-class StreamOptions(Struct, frozen=True):
-    include_usage: bool | None = None
-    continuous_usage_stats: bool | None = None  # vLLM's: a usage in every chunk
-    include_obfuscation: bool | None = None  # nothing is obfuscated here
-
-
-class ChatRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ChatRequest(SamplingFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """As OpenAI's clients send it, and some fields of vLLM's."""
 
-    model: str
     messages: Annotated[list[Said], Meta(min_length=1, max_length=MAX_MESSAGES)]
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
     max_completion_tokens: Annotated[int, Meta(ge=1)] | None = None
-    max_tokens: Annotated[int, Meta(ge=1)] | None = None
-    n: Annotated[int, Meta(ge=1, le=MAX_ANSWERS)] | None = None
-    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
-    presence_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
-    frequency_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
-    seed: Annotated[int, Meta(ge=-MAX_INTEGER, le=MAX_INTEGER)] | None = None
-    stop: str | Annotated[list[str], Meta(max_length=MAX_STOPS)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=TOP_LOGPROBS)] | None = None
-    logit_bias: dict[str, float] | None = None
     response_format: ResponseFormat | None = None
     tools: Annotated[list[ToolDefinition], Meta(max_length=MAX_TOOLS)] | None = None
     tool_choice: Literal["auto", "none", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
     reasoning_effort: str | None = None
-    # of vLLM
-    top_k: Annotated[int, Meta(ge=-1, le=1000)] | None = None
-    min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
-    repetition_penalty: Annotated[float, Meta(ge=0.1, le=10)] | None = None
-    thinking_token_budget: Annotated[int, Meta(ge=0)] | None = None
+    thinking_token_budget: Annotated[int, Meta(ge=0)] | None = None  # of vLLM
     # without effect
     metadata: dict[str, Any] | None = None
-    user: str | None = None
     safety_identifier: str | None = None
     service_tier: str | None = None
     prompt_cache_key: str | None = None
@@ -150,7 +125,7 @@ class ChatRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
             model=self.model,
             messages=chat_messages(self.messages),
             settings=self._settings(),
-            parameters={} if self.logit_bias is None else {"logit_bias": self.logit_bias},
+            parameters=self.parameters(),
             variables=variables,
             num_answers=self.n or 1,
         )
@@ -168,23 +143,15 @@ class ChatRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
     def _settings(self) -> dict[str, Any]:
         given = {
-            "temperature": self.temperature,
-            "top_p": self.top_p,
-            "top_k": self.top_k,
-            "min_p": self.min_p,
-            "repetition_penalty": self.repetition_penalty,
-            "presence_penalty": self.presence_penalty,
-            "frequency_penalty": self.frequency_penalty,
-            "seed": None if self.seed is None else abs(self.seed),
-            "stop": [self.stop] if isinstance(self.stop, str) else self.stop,
-            "max_output_tokens": self.max_completion_tokens or self.max_tokens,
+            "max_output_tokens": self.max_completion_tokens,
             "logprobs": (self.top_logprobs or 0) if self.logprobs else None,
             "output": _output(self.response_format),
             "tools": _tools(self.tools),
             "tool_choice": _tool_choice(self.tool_choice),
             "thinking_token_budget": self.thinking_token_budget,
         }
-        return {name: value for name, value in given.items() if value is not None}
+        more = {name: value for name, value in given.items() if value is not None}
+        return {**self.sampling_settings(), **more}
 
 
 REFUSED = (

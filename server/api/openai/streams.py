@@ -5,7 +5,6 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
 import orjson
-from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
@@ -93,6 +92,6 @@ async def _disconnected(receive: Receive) -> None:
         pass
 
 
-def gone(request: Request) -> Response:
-    """Of a client that will not read it."""
+def gone() -> Response:
+    """For a client that will not read it."""
     return Response(status_code=499)

@@ -55,6 +55,7 @@ def all_routes() -> Iterator[tuple[str, str]]:
             replica="nobody",
             share_id=UNKNOWN_SHARE,
             name="nothing",
+            model="nothing",
             item_id="item_" + "A" * 22,
         )
         assert isinstance(route.app, Resource)

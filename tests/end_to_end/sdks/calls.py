@@ -240,6 +240,63 @@ def words_about_who_asks_change_nothing():
     assert answer.choices[0].message.content == THREE
 
 
+# ---- completions
+
+
+def go_on(**more):
+    options = {"model": MODEL, "prompt": "t00001 ", "max_tokens": 3, "temperature": 0} | more
+    return client.completions.create(**options)
+
+
+def a_text_goes_on():
+    answer = go_on()
+    assert answer.choices[0].text == THREE and answer.choices[0].finish_reason == "length"
+    assert answer.usage.completion_tokens == 3 and answer.object == "text_completion"
+
+
+def a_text_goes_on_in_a_stream():
+    chunks = list(go_on(stream=True, stream_options={"include_usage": True}))
+    assert "".join(c.choices[0].text for c in chunks if c.choices) == THREE
+    assert chunks[-1].usage.completion_tokens == 3
+
+
+async def a_text_goes_on_later():
+    answer = await later.completions.create(
+        model=MODEL, prompt="t00001 ", max_tokens=3, temperature=0
+    )
+    assert answer.choices[0].text == THREE
+
+
+def token_ids_go_on():
+    ids = go_on(max_tokens=1, extra_body={"return_token_ids": True}).choices[0]
+    prompt = ids.model_extra["prompt_token_ids"]
+    again = go_on(prompt=[*prompt, *ids.model_extra["token_ids"]], max_tokens=2)
+    assert again.choices[0].text == "t00003 t00004 "
+
+
+def a_text_goes_on_in_several_ways():
+    assert [choice.text for choice in go_on(n=2).choices] == [THREE, THREE]
+
+
+def a_text_with_logprobs():
+    logprobs = go_on(logprobs=1).choices[0].logprobs
+    assert "".join(logprobs.tokens) == THREE and len(logprobs.top_logprobs) == 3
+    assert logprobs.text_offset == [0, 7, 14]
+
+
+def a_text_is_short_unless_it_is_to_be_long():
+    assert go_on(max_tokens=None).usage.completion_tokens == 16
+
+
+def a_text_between_two_others():
+    try:
+        go_on(suffix="t00009")
+    except openai.BadRequestError as error:
+        assert error.param == "suffix"
+    else:
+        raise AssertionError("it was not refused")
+
+
 # ---- refused
 
 
@@ -293,7 +350,7 @@ def a_field_that_nobody_knows():
 def main():
     own = globals().values()
     calls = [call for call in own if inspect.isfunction(call) and call.__module__ == __name__]
-    helpers = {ask, stream, text_of, refused, main}
+    helpers = {ask, stream, text_of, go_on, refused, main}
 
     async def run_all():
         for call in calls:

@@ -15,7 +15,7 @@ from tests.end_to_end.site.harness import Server
 from tests.helpers.patience import PATIENCE
 
 CALLS = Path(__file__).parent / "calls.py"
-HELPERS = {"ask", "stream", "text_of", "refused", "main"}
+HELPERS = {"ask", "stream", "text_of", "go_on", "refused", "main"}
 NAMES = [
     node.name
     for node in ast.parse(CALLS.read_text()).body

@@ -1,0 +1,54 @@
+"""What all routes that generate take, by OpenAI's names and some of vLLM's."""
+
+from typing import Annotated, Any
+
+from msgspec import Meta, Struct
+
+from server.api.openai.exchange import StreamOptions
+from server.protocol.client_frames import MAX_INTEGER
+
+MAX_ANSWERS = 16
+MAX_STOPS = 16
+
+
+class SamplingFields(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Fields of a body; None: not given."""
+
+    model: str
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    max_tokens: Annotated[int, Meta(ge=1)] | None = None
+    n: Annotated[int, Meta(ge=1, le=MAX_ANSWERS)] | None = None
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    presence_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
+    frequency_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
+    seed: Annotated[int, Meta(ge=-MAX_INTEGER, le=MAX_INTEGER)] | None = None
+    stop: str | Annotated[list[str], Meta(max_length=MAX_STOPS)] | None = None
+    logit_bias: dict[str, float] | None = None
+    # of vLLM
+    top_k: Annotated[int, Meta(ge=-1, le=1000)] | None = None
+    min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+    repetition_penalty: Annotated[float, Meta(ge=0.1, le=10)] | None = None
+    # without effect
+    user: str | None = None
+
+    def sampling_settings(self) -> dict[str, Any]:
+        """Those that a `response.create` would have as settings, as far as they are given."""
+        given = {
+            "temperature": self.temperature,
+            "top_p": self.top_p,
+            "top_k": self.top_k,
+            "min_p": self.min_p,
+            "repetition_penalty": self.repetition_penalty,
+            "presence_penalty": self.presence_penalty,
+            "frequency_penalty": self.frequency_penalty,
+            "seed": None if self.seed is None else abs(self.seed),
+            "stop": [self.stop] if isinstance(self.stop, str) else self.stop,
+            "max_output_tokens": self.max_tokens,
+        }
+        return {name: value for name, value in given.items() if value is not None}
+
+    def parameters(self) -> dict[str, Any]:
+        """Those that no setting says."""
+        return {} if self.logit_bias is None else {"logit_bias": self.logit_bias}
