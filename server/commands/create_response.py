@@ -249,6 +249,7 @@ class ResponseCreator:
             trace.passed("prompt")
         response_id = new_response_id(session.id)
         replaces = frame.on_busy == "cancel" and session.active_response_id is not None
+        replaces = replaces or wish.next_round is not None  # the slot of the one before may go late
         remaining = 0
         if self._limit is not None:
             remaining = await self._limit.take(uid, response_id, instead=replaces)

@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from engine.tracing.tracing import Tracing
 from server.config.intervals import Intervals
 from server.worker.app import Worker
 from sessions.connection.link import Call
@@ -164,13 +165,18 @@ async def say(path: Path, word: str) -> None:
 
 @contextlib.asynccontextmanager
 async def tool_chat(
-    url: str, tools: RunningTools, engine: CallingEngine, intervals: Intervals = TAKEN_OVER
+    url: str,
+    tools: RunningTools,
+    engine: CallingEngine,
+    intervals: Intervals = TAKEN_OVER,
+    tracing: Tracing | None = None,
 ) -> AsyncIterator[ToolChat]:
     prefix = fresh_prefix()
     history = patient_history(url, prefix)
     path = tools.keeper.path
+    dice = Dice(0)
     async with (
-        running_workers(url, prefix, engine, Dice(0), 2, intervals, tools_path=path) as workers,
+        running_workers(url, prefix, engine, dice, 2, intervals, tracing, path) as workers,
         LocalClient(workers[0], history) as client,
     ):
         yield ToolChat(workers, client, engine, tools, history)

@@ -4,6 +4,8 @@ from typing import Any
 
 import pytest
 
+from engine.tracing.endpoint import open_tracing
+from tests.helpers.collector import Collector
 from tests.server.helpers.callers import ANSWER, TOOLS, CallingEngine
 from tests.server.helpers.tool_chats import OUTPUT, Chats, calling, offering, say
 from tests.server.tools.helpers.running import heard
@@ -227,3 +229,37 @@ async def test_each_call_is_in_metrics_and_in_the_audit_log_without_its_words(
             [first, "good", "good__echo", "completed"],
             [first, "good", "good__fail", "tool_reported_error"],
         ]
+
+
+async def test_what_had_to_be_called_has_been_and_the_next_round_is_free(chats: Chats) -> None:
+    engine = CallingEngine(said=calling(("good__echo", {"text": "once"})))
+    async with chats(engine) as chat:
+        settings = offering("good") | {"tool_choice": "required"}
+        _, first = await chat.ask("good", settings=settings)
+        second = await chat.next_response(first)
+        assert (await chat.client.done(second)).final == ANSWER
+        created = [f["response"] for f in chat.client.frames if f["type"] == "response.created"]
+        assert [one["settings"]["tool_choice"] for one in created] == ["required", "auto"]
+
+
+async def test_each_call_is_a_span_of_its_answer_and_the_rounds_are_one_trace(
+    chats: Chats,
+) -> None:
+    engine = CallingEngine(said=calling(("good__echo", {"text": "secret"}), ("good__fail", {})))
+    with Collector() as collector:
+        tracing = open_tracing(collector.url)
+        async with chats(engine, tracing=tracing) as chat:
+            _, first = await chat.ask("good")
+            second = await chat.next_response(first)
+            await chat.client.done(second)
+        tracing.close()
+    answers = {s.attributes["gen_ai.response.id"]: s for s in collector.spans if "chat" in s.name}
+    assert answers[second].parent_id == answers[first].span_id
+    calls = [span for span in collector.spans if span.name == "execute_tool"]
+    assert {span.parent_id for span in calls} == {answers[first].span_id}
+    assert {span.attributes["parley.tool.outcome"] for span in calls} == {
+        "completed",
+        "tool_reported_error",
+    }
+    assert all(span.attributes["parley.tool.server"] == "good" for span in calls)
+    assert not any(b"secret" in body for body in collector.bodies)
