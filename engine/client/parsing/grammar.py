@@ -133,12 +133,12 @@ class Grammar:
         return not any(self.is_certain(each) or '"' in each for each in markers)
 
     def _watch(self, *anchors: Anchor) -> Watch:
-        mark = self.marks.mark
+        mark, mark_pattern = self.marks.mark, self.marks.mark_pattern
         return Watch(
             [
                 Anchor(
                     tuple(map(mark, each.texts)),
-                    None if each.pattern is None else mark(each.pattern),
+                    None if each.pattern is None else mark_pattern(each.pattern),
                 )
                 for each in anchors
             ]

@@ -13,6 +13,7 @@ from typing import NamedTuple
 FIRST_MARK = 0xD800
 MAX_MARKS = 0x800
 MARK = re.compile("[\ud800-\udfff]")
+_ALL_BUT = re.compile(r"(?<!\\)\[\^\]?(?!-)")  # the beginning of such a class
 
 
 class AddedToken(NamedTuple):
@@ -44,10 +45,17 @@ class Marks:
         self._replaced = [(re.compile(_loosely(text)), by_text[text]) for text in longest_first]
 
     def mark(self, marker: str) -> str:
-        """A marker of the format as it is in marked text; a pattern, too."""
+        """A marker of the format as it is in marked text."""
         for spelled, character in self._replaced:
             marker = spelled.sub(character, marker)
         return marker
+
+    def mark_pattern(self, pattern: str) -> str:
+        """A pattern as it is in marked text. A token is none of the characters of a class."""
+        marked = self.mark(pattern)
+        if not self.characters:
+            return marked
+        return _ALL_BUT.sub(lambda match: match[0] + "\ud800-\udfff", marked)
 
     def mark_shown(self, text: str) -> str:
         """A text that an answer may show, as a stop string, as it is in marked text."""

@@ -1,5 +1,7 @@
 """Marked text: a token is a character, and what spells it is not."""
 
+import regex
+
 from engine.client.parsing.marks import AddedToken, Marks, is_mark
 
 TOKENS = [
@@ -31,3 +33,20 @@ def test_plain_text_has_what_decoding_shows() -> None:
 def test_a_longer_token_is_not_taken_for_a_shorter_one() -> None:
     marks = Marks([AddedToken(1, "<a>", True), AddedToken(2, "<a><b>", True)], ["<a><b>", "<a>"])
     assert marks.mark("<a><b><a>") == marks.characters[2] + marks.characters[1]
+
+
+def test_a_token_is_none_of_the_characters_of_a_class() -> None:
+    tokens = [AddedToken(7, "<a>", True)]
+    marks = Marks(tokens, ["<a>"])
+    (mark,) = marks.characters.values()
+    for pattern, said, fits in (
+        (r"<a>[^<]+", f"{mark}x", True),
+        (r"<a>[^<]+", f"{mark}x{mark}", False),
+        (r"<a>[^]<]+", f"{mark}x{mark}", False),
+        (r"<a>[^-<]+", f"{mark}x", True),
+        (r"\[^<a>", f"[{mark}", False),  # no class, but a bracket and the beginning of a text
+        (r"\[<a>", f"[{mark}", True),
+    ):
+        found = regex.fullmatch(marks.mark_pattern(pattern), said)
+        assert (found is not None) is fits, pattern
+    assert Marks([], ["[^a]"]).mark_pattern("[^a]") == "[^a]"
