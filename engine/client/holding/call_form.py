@@ -8,16 +8,13 @@ Whether a schema can be compiled only the core knows, as of any grammar.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Mapping
 from typing import Any, NoReturn
 
-import regex
-
-from engine.client.holding.fields import begin_of, end_of
 from engine.client.holding.lark import ANY, Lark, literal, one_of
 from engine.client.holding.pair_form import PairForm
 from engine.client.holding.schemas import object_schema
+from engine.client.holding.spelling import Spelling, spelling_of
 from engine.client.parsing.calls import NAME, BodySyntax, NamedCalls, Tools
 from engine.client.parsing.grammar import Field, Grammar
 from engine.client.parsing.json_calls import JsonArguments, JsonCalls
@@ -25,8 +22,6 @@ from engine.client.parsing.pair_calls import PairCalls
 from engine.errors import ValidationError
 from engine.grammar.params import StructuredOutputsParams
 
-_TEXT = r"((?:[^()\[\]{}?*+|\\]|\\[^\w\s])*)"  # of a pattern: plain characters, quoted or not
-_NAMED = re.compile(_TEXT + r"\(\?P<name>[^()]*\)" + _TEXT)
 HELD = (JsonCalls, JsonArguments, NamedCalls, PairCalls)
 
 
@@ -65,19 +60,23 @@ class _CallForm:
             if NAME.fullmatch(each) is None:
                 raise ValidationError("no model could call this tool", "tools", each)
         self._tools = dict(tools) if name is None else {name: tools[name]}
-        self._is_single = name is not None or not self._format.has_parallel
+        self._field = self._held_field()  # None: calls stand alone
+        self._spelling = Spelling("", "", has_parallel=False)
+        if self._field is not None:
+            self._spelling = spelling_of(self._field, self._format)
+        self._is_single = name is not None or not self._spelling.has_parallel
 
     def grammar(self, thought: Field | None) -> str:
-        lark = self._lark
+        lark, between = self._lark, self._spelling.between
         calls = self._calls()
-        gap = lark.text(self._format.between) if self._format.between else lark.space()
+        gap = lark.text(between) if between else lark.space()
         if thought is not None:
             thoughts = f"{self._thought(thought)} {gap}"
         else:
             each = [self._whole_thought(field) for field in self._format.fields]
             known = [one for one in each if one]
             thoughts = lark.rule(f"{one_of(known)} {gap}") + "?" if known else ""
-        if not self._format.between:
+        if not between:
             thoughts = thoughts or gap
         return lark.grammar(f"{thoughts} {calls}".strip())
 
@@ -85,17 +84,18 @@ class _CallForm:
 
     def _whole_thought(self, field: Field) -> str:
         """With its beginning; "" for what is none, or of which nobody knows how it is begun."""
-        if field.role != "reasoning" or end_of(field) is None:
+        if field.role != "reasoning":
             return ""
-        begin = begin_of(field)
-        return "" if begin is None else f"{self._lark.text(begin)} {self._thought(field)}"
+        begin, end, *_ = spelling_of(field, self._format)
+        is_known = begin and end and (_is_text(field) or self._lark.token(end) is not None)
+        return f"{self._lark.text(begin or '')} {self._thought(field)}" if is_known else ""
 
     def _thought(self, field: Field) -> str:
         """Any text, and its end."""
-        lark, end = self._lark, end_of(field)
-        if end is None:
+        lark, end = self._lark, spelling_of(field, self._format).end
+        token = lark.token(end) if end else None
+        if not end or (token is None and not _is_text(field)):
             self._refuse("ends thoughts as no text says")
-        token = lark.token(end)
         others = [each for each in (() if field.ends is None else field.ends.texts) if each != end]
         if token is None:
             text = f"{ANY} {literal(end)}"
@@ -103,37 +103,39 @@ class _CallForm:
                 text = f"({text}) & ~({ANY} {one_of(list(map(literal, others)))} {ANY})"
             return lark.lexeme(text, is_lazy=True)
         ends = [each for each in map(lark.token, others) if each is not None]
+        if not _is_text(field):  # whatever else its pattern finds
+            ends += lark.marks
         return f"{lark.other_tokens(token, *ends, *self._end_token_ids)} <[{token}]>"
 
     # ---- calls
 
     def _calls(self) -> str:
-        format_ = self._format
-        before, after = map(self._lark.text, format_.around)
-        if format_.bare is not None:
-            calls = self._bodies(format_.bare, None)
-        else:
-            fields = [field for field in format_.fields if field.role == "call"]
-            held = [field for field in fields if isinstance(field.body, HELD)]
-            if not held:
-                self._refuse("writes calls in a way that is not held" if fields else "has no calls")
-            calls = self._regions(held[0])
+        before, after = map(self._lark.text, self._spelling.around)
+        syntax = self._format.bare if self._field is None else self._field.body
+        assert syntax is not None
+        calls = self._lark.rule(self._region(syntax))
+        if not (self._is_single or (isinstance(syntax, JsonCalls) and syntax.in_list)):
+            calls = f"{calls} ({self._lark.space()} {calls})*"
         return " ".join(each for each in (before, calls, after) if each)
 
-    def _regions(self, field: Field) -> str:
-        """The calls of a field, each between its marks."""
-        assert field.body is not None
-        region = self._lark.rule(self._bodies(field.body, field))
-        is_list = isinstance(field.body, JsonCalls) and field.body.in_list
-        return (
-            region if self._is_single or is_list else f"{region} ({self._lark.space()} {region})*"
-        )
+    def _held_field(self) -> Field | None:
+        """That of calls between marks."""
+        if self._format.bare is not None:
+            return None
+        fields = [field for field in self._format.fields if field.role == "call"]
+        held = [field for field in fields if isinstance(field.body, HELD)]
+        if not held:
+            self._refuse("writes calls in a way that is not held" if fields else "has no calls")
+        return held[0]
 
-    def _bodies(self, syntax: BodySyntax, field: Field | None) -> str:
-        """One region: a call of any of the tools, or a list of such."""
+    def _region(self, syntax: BodySyntax) -> str:
+        """A call of any of the tools, or a list of such."""
+        spelled = self._spelling
+        if spelled.begin is None:
+            self._refuse("begins calls as no text says")
         by_begin: dict[str, list[str]] = {}  # what differs after the same beginning
         for name, schema in self._tools.items():
-            begin = "" if field is None else self._begin(field, name)
+            begin = spelled.begin.replace("{name}", name)
             by_begin.setdefault(begin, []).append(self._body(syntax, name, schema))
         lark, regions = self._lark, []
         for begin, bodies in by_begin.items():
@@ -142,8 +144,7 @@ class _CallForm:
                 more = "" if self._is_single else f' ("," {lark.space()} {body})*'
                 body = f'"[" {body}{more} "]"'
             regions.append(" ".join(each for each in (lark.text(begin), body) if each))
-        end = "" if field is None else self._end(field)
-        return f"{one_of(regions)} {end}".strip()
+        return f"{one_of(regions)} {self._end(spelled)}".strip()
 
     def _body(self, syntax: BodySyntax, name: str, schema: Mapping[str, Any]) -> str:
         """What stands between the marks of a call of one tool."""
@@ -167,27 +168,13 @@ class _CallForm:
                 raise AssertionError(syntax)
         return lark.rule(" ".join(part for part in parts if part))
 
-    def _begin(self, field: Field, name: str) -> str:
-        """How a call begins; with its name if the beginning has it."""
-        begin = begin_of(field)
-        if begin is not None:
-            return begin if field.written is None else begin.replace("{name}", name)
-        pattern = "" if field.begins is None else field.begins.pattern or ""
-        found = _NAMED.fullmatch(pattern)
-        begin = "" if found is None else f"{_unquoted(found[1])}{name}{_unquoted(found[2])}"
-        if found is None or regex.fullmatch(pattern, begin, regex.DOTALL) is None:
-            self._refuse("begins calls as no text says")
-        return begin
-
-    def _end(self, field: Field) -> str:
+    def _end(self, spelling: Spelling) -> str:
         """How a call ends. An end of the answer is no part of it."""
-        if field.ends is None:
-            return ""
-        end = end_of(field)
+        end = spelling.end
         if end is None:
             self._refuse("ends calls as no text says")
         token = self._lark.token(end)
-        if token is not None and token in self._end_token_ids:
+        if not end or (token is not None and token in self._end_token_ids):
             return ""
         return self._lark.text(end)
 
@@ -196,5 +183,6 @@ class _CallForm:
         raise ValidationError(message, "tool_choice", self._format.name)
 
 
-def _unquoted(pattern: str) -> str:
-    return re.sub(r"\\(.)", r"\1", pattern)
+def _is_text(field: Field) -> bool:
+    """Whether texts alone end it."""
+    return field.ends is not None and field.ends.pattern is None

@@ -15,6 +15,7 @@ from engine.errors import ValidationError
 ANY = "/(?s:.*)/"
 # White space that belongs to nobody; few, so that it is not all of an answer.
 SPACE = "/[ \\n\\r\\t]{1,4}/"
+SPACES = "/[ \\n\\r\\t]{0,4}/"  # the same as a part of a lexeme
 JSON_SPACE = "[ \\n\\r\\t]{1,32}"  # between its parts: some models find no end of it
 _OF_SPACE = {"whitespace_flexible", "whitespace_pattern"}
 
@@ -26,6 +27,11 @@ class Lark:
         self._marks = marks
         self._lines: list[str] = []
         self._names: dict[str, str] = {}  # of bodies that have a rule
+
+    @property
+    def marks(self) -> list[int]:
+        """All of them that are tokens."""
+        return list(self._marks.characters)
 
     def text(self, text: str) -> str:
         """This text, in which marks that are tokens are these. Raises `ValidationError`."""

@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from engine.client.holding.lark import ANY, Lark, literal, one_of
+from engine.client.holding.lark import ANY, SPACES, Lark, literal, one_of
 from engine.client.holding.schemas import (
     ANNOTATIONS,
     DEFINITIONS,
@@ -95,6 +95,8 @@ class PairForm:
                 raise refused(self._name, problem)
             return self._text(ANY)
         space = literal("\n") if self._syntax.strip == "newline" else ""
+        if self._syntax.strip == "space":
+            space = self._lark.space()
         end = self._lark.text(self._syntax.value_ends)
         return f"{space} {self._json(schema, types, whole)} {space} {end}".strip()
 
@@ -116,7 +118,7 @@ class PairForm:
             choices = [each for each in given if self._can_be(each)]
             if said - _OF_TEXT or not choices or not all(isinstance(each, str) for each in given):
                 raise refused(self._name, f"have values of {key!r} that the model cannot write")
-            return one_of([literal(each) for each in choices])
+            return self._around(one_of([literal(each) for each in choices]))
         if _is_plain(schema) and (types or not said):
             return ANY
         if not types or said - {"type"} - _LENGTHS:
@@ -126,7 +128,13 @@ class PairForm:
             raise refused(self._name, problem)
         least, most = schema.get("minLength", 0), schema.get("maxLength", "")
         lengths = f"/(?s:.{{{json.dumps(least)},{json.dumps(most) if most != '' else ''}}})/"
-        return f"({lengths} & /(?s:(\\S(.*\\S)?)?)/)" if self._syntax.strip == "space" else lengths
+        if self._syntax.strip == "space":
+            lengths = f"({lengths} & /(?s:(\\S(.*\\S)?)?)/)"
+        return self._around(lengths)
+
+    def _around(self, content: str) -> str:
+        """With the white space that the parser takes away."""
+        return f"({SPACES} {content} {SPACES})" if self._syntax.strip == "space" else content
 
     def _can_be(self, value: Any) -> bool:
         is_whole = self._syntax.strip != "space" or str(value).strip() == value

@@ -10,9 +10,9 @@ import itertools
 import re
 from collections.abc import Callable, Collection
 
-from engine.client.holding.fields import begin_of, end_of
+from engine.client.holding.spelling import spelling_of
 from engine.client.parsing.grammar import Field, Grammar
-from engine.client.parsing.marks import MARK, Marks
+from engine.client.parsing.marks import MARK
 from engine.errors import ValidationError
 from engine.grammar.thoughts import ThoughtMarks, ThoughtTokens
 
@@ -35,17 +35,21 @@ def thought_tokens(
     fields = [each for each in (*format_.fields, format_.implicit) if each.role == "reasoning"]
     if not fields:
         raise _refused(f"the model's format, {format_.name}, has no thoughts")
-    kinds = [_marks_of(each, grammar.marks, encode, end_token_ids) for each in fields]
+    kinds = [_marks_of(each, grammar, encode, end_token_ids) for each in fields]
     begun = None if thought is None else next(n for n, each in enumerate(fields) if each is thought)
     return ThoughtTokens(kinds, begun)
 
 
 def _marks_of(
-    field: Field, marks: Marks, encode: Callable[[str], list[int]], end_token_ids: Collection[int]
+    field: Field,
+    grammar: Grammar,
+    encode: Callable[[str], list[int]],
+    end_token_ids: Collection[int],
 ) -> ThoughtMarks:
+    marks = grammar.marks
     ids = {character: token_id for token_id, character in marks.characters.items()}
-    begin, end = begin_of(field), end_of(field)
-    if begin is None or end is None:
+    begin, end, *_ = spelling_of(field, grammar.format)
+    if not begin or not end:
         raise _refused("the model's thoughts are begun or ended as no text says")
     forced = ids.get(marks.mark(end))
     if forced is None:

@@ -74,10 +74,13 @@ def build_chatml(folder: Path, template: str | None = CHATML) -> Path:
 
 
 def build_marked(folder: Path, marks: Sequence[str]) -> Path:
-    """Byte-level, with these as tokens: those in brackets special, the others not, as is usual."""
+    """Byte-level, with these as tokens: `[…]` and `<|…|>` are special, as is usual."""
     tokenizer = _byte_level(["<|endoftext|>", "<|im_start|>", "<|im_end|>"])
     tokenizer.add_tokens(
-        [AddedToken(each, special=each.startswith("["), normalized=False) for each in marks]
+        [
+            AddedToken(each, special=each[0] == "[" or each[1] == "|", normalized=False)
+            for each in marks
+        ]
     )
     return _save(folder, tokenizer, CHATML, eos_token="<|im_end|>")
 
