@@ -20,7 +20,7 @@ from engine.client.parsing.grammar import Field, Grammar
 from engine.client.parsing.json_calls import JsonArguments, JsonCalls
 from engine.client.parsing.pair_calls import PairCalls
 from engine.errors import ValidationError
-from engine.grammar.params import StructuredOutputsParams
+from engine.grammar.params import MAX_GRAMMAR_BYTES, StructuredOutputsParams
 
 HELD = (JsonCalls, JsonArguments, NamedCalls, PairCalls)
 
@@ -42,6 +42,9 @@ def call_form(
         text = _CallForm(grammar, tools, name, frozenset(end_token_ids)).grammar(thought)
     except RecursionError:
         raise ValidationError("the parameters of a tool are nested too deep", "tools") from None
+    if len(text.encode()) > MAX_GRAMMAR_BYTES:
+        problem = f"the parameters of the tools make a grammar of {len(text.encode())} bytes"
+        raise ValidationError(f"{problem}, of at most {MAX_GRAMMAR_BYTES}", "tools", None)
     return StructuredOutputsParams(grammar=text)
 
 

@@ -57,8 +57,9 @@ class Without:
     def whole(self, schema: Mapping[str, Any]) -> dict[str, Any]:
         """A schema that stands alone."""
         narrow: dict[str, Any] = self._narrow(schema)
-        definitions = {**narrow.get("$defs", {}), _ANYTHING: self._anything()}
-        return {**narrow, "$defs": definitions}
+        if _ANYTHING not in json.dumps(narrow):
+            return narrow
+        return {**narrow, "$defs": {**narrow.get("$defs", {}), _ANYTHING: self._anything()}}
 
     def _narrow(self, schema: Any) -> Any:
         if schema is True or schema == {}:

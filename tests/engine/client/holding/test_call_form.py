@@ -269,6 +269,13 @@ def test_a_schema_without_end_is_refused(name: str) -> None:
     assert caught.value.parameter == "tools"
 
 
+def test_more_than_a_grammar_may_have_is_refused() -> None:
+    many = {f"f{n}": {"type": "object", "description": f"{n}" * 2000} for n in range(80)}
+    with pytest.raises(ValidationError, match="of at most") as caught:
+        call_form(Grammar(FORMATS["hermes"]), many)
+    assert caught.value.parameter == "tools"
+
+
 @pytest.mark.parametrize(
     ("tools", "name", "parameter"),
     [
