@@ -9,9 +9,12 @@ import pytest
 from engine.client.parsing.formats import grammar_of
 from engine.errors import EngineDeadError
 from engine.outputs import RequestProgress
+from server.generation.prompts import Prompt, PromptBuilder
+from server.protocol.errors import ApiError
 from server.runs import producer as producer_module
 from server.runs.stop import Stop
 from sessions.model.errors import StoreUnavailable
+from sessions.model.records import Message
 from sessions.store.appends.append import Append
 from tests.server.helpers.answering import MAX_SECONDS, SETTINGS, Answering, output
 from tests.server.helpers.appends import Answered, Outcome, intercept
@@ -295,3 +298,27 @@ async def test_an_answer_does_not_wait_for_the_core_for_ever(
     await answering.start()
     (done,) = (f for f in await answering.viewer.sent() if f["type"] == "response.done")
     assert done["response"]["status_details"] == {"reason": "engine_error"}
+
+
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [
+        ("tools_not_supported", "tools_not_supported"),
+        ("thinking_not_supported", "thinking_not_supported"),
+        ("output_format_refused", "output_format_refused"),
+        ("context_length_exceeded", "engine_error"),
+    ],
+)
+async def test_what_is_found_of_a_model_that_was_loaded_late_ends_the_answer_by_name(
+    answering: Answering, code: str, reason: str
+) -> None:
+    class Refusing:
+        async def build(self, *_: object) -> Prompt:
+            raise ApiError(code, "it is so")
+
+    answering.run.prompt = None
+    answering.run.user_message = Message("msg_q", None, "user", "Hi", "completed", 0)
+    answering.producer._prompts = cast("PromptBuilder", Refusing())
+    await answering.start()
+    (done,) = (f for f in await answering.viewer.sent() if f["type"] == "response.done")
+    assert done["response"]["status_details"] == {"reason": reason, "message": "it is so"}
