@@ -180,7 +180,7 @@ class Timings(Part, frozen=True, kw_only=True):
 
 
 class StatusDetails(Part, frozen=True, kw_only=True):
-    """`message` says to a person what is wrong with the `output` that was asked for."""
+    """`message` says to a person what is wrong with what was asked for."""
 
     reason: Reason
     by: By | UnsetType = UNSET
