@@ -1,7 +1,8 @@
 """`thought_tokens`: the tokens between which a model thinks, so that its thoughts can be ended.
 
-A thought is ended by its mark, and that must be a token: what only spells a mark may be cut into
-tokens in many ways, so nobody could tell from the tokens where a thought is over.
+A thought is ended by its mark, and that must be a token: it has to come at once, and be found
+wherever the model writes it by itself. What begins a thought must have a token; a word beside that,
+as the name of a channel, is found in whatever tokens the model writes it.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from engine.errors import ValidationError
 from engine.grammar.thoughts import ThoughtMarks, ThoughtTokens
 
 PARAMETER = "thinking_token_budget"
+MAX_WAYS = 256  # to write the beginning of a thought
 
 
 def thought_tokens(
@@ -35,8 +37,12 @@ def thought_tokens(
     fields = [each for each in (*format_.fields, format_.implicit) if each.role == "reasoning"]
     if not fields:
         raise _refused(f"the model's format, {format_.name}, has no thoughts")
-    kinds = [_marks_of(each, grammar, encode, end_token_ids) for each in fields]
-    begun = None if thought is None else next(n for n, each in enumerate(fields) if each is thought)
+    kinds: list[ThoughtMarks] = []
+    begun = None
+    for field in fields:
+        if field is thought:
+            begun = len(kinds)
+        kinds += _marks_of(field, grammar, encode, end_token_ids)
     return ThoughtTokens(kinds, begun)
 
 
@@ -45,7 +51,8 @@ def _marks_of(
     grammar: Grammar,
     encode: Callable[[str], list[int]],
     end_token_ids: Collection[int],
-) -> ThoughtMarks:
+) -> list[ThoughtMarks]:
+    """One for each way to begin it."""
     marks = grammar.marks
     ids = {character: token_id for token_id, character in marks.characters.items()}
     begin, end, *_ = spelling_of(field, grammar.format)
@@ -61,8 +68,20 @@ def _marks_of(
     pieces = [each for each in re.split(f"({MARK.pattern})", marks.mark(begin)) if each]
     if not any(each in ids for each in pieces):
         raise _refused(f"{begin!r}, which begins the model's thoughts, is no token")
-    begins = [[ids[each]] if each in ids else encode(each) for each in pieces]
-    return ThoughtMarks(list(itertools.chain(*begins)), list(ends))
+    ways = [[(ids[each],)] if each in ids else _ways(each, encode) for each in pieces]
+    begins = itertools.islice(itertools.product(*ways), MAX_WAYS)
+    return [ThoughtMarks(list(itertools.chain(*each)), list(ends)) for each in begins]
+
+
+def _ways(text: str, encode: Callable[[str], list[int]]) -> list[tuple[int, ...]]:
+    """How a text may be cut into tokens; first as it is without a model."""
+    found: list[list[tuple[int, ...]]] = [[()]]  # of its beginnings, by their lengths
+    for end in range(1, len(text) + 1):
+        cuts = [(start, encode(text[start:end])) for start in range(end)]
+        single = [(start, ids[0]) for start, ids in cuts if len(ids) == 1]
+        ways = [(*before, token) for start, token in single for before in found[start]]
+        found.append(ways[:MAX_WAYS])
+    return list(dict.fromkeys([tuple(encode(text)), *found[-1]]))
 
 
 def _refused(problem: str) -> ValidationError:

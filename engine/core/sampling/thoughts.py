@@ -13,6 +13,9 @@ class ThoughtCount:
     def __init__(self, budget: int, tokens: ThoughtTokens) -> None:
         self._budget = budget
         self._kinds = tokens.kinds
+        self._by_last: dict[int, list[ThoughtMarks]] = {}  # token of what begins them
+        for kind in tokens.kinds:
+            self._by_last.setdefault(kind.begin[-1], []).append(kind)
         self._open: ThoughtMarks | None = None  # the thought that is not over
         if tokens.begun is not None:
             self._open = tokens.kinds[tokens.begun]
@@ -41,10 +44,11 @@ class ThoughtCount:
             else:
                 self._num_thought += 1
             return
-        for kind in self._kinds:
+        for kind in self._by_last.get(ids[place], ()):
             if ids[max(0, place + 1 - len(kind.begin)) : place + 1] == kind.begin:
                 self._open = kind
                 self._num_begun += 1
+                return
 
 
 def _next_of(begin: list[int], ids: list[int]) -> list[int]:

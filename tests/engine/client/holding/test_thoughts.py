@@ -50,6 +50,24 @@ def test_a_channel_is_begun_by_tokens_in_a_row_and_ended_by_one_of_several() -> 
     assert found == ThoughtTokens([ThoughtMarks(begin, ends)])
 
 
+def test_a_word_in_what_begins_a_thought_may_be_any_tokens_that_spell_it() -> None:
+    tokens = {"ana": 1, "an": 2, "a": 3, "lysis": 4, "analysis": 5, "s": 6, "lysi": 7}
+
+    def split(text: str) -> list[int]:
+        return [tokens[text]] if text in tokens else [ord(character) for character in text]
+
+    before, after = IDS["<|channel|>"], IDS["<|message|>"]
+    kinds = thought_tokens(grammar_of("harmony"), split).kinds
+    begins = [kind.begin for kind in kinds]
+    assert begins[0] == [before, 5, after] and len(begins) == len({tuple(it) for it in begins})
+    for between in ([1, 4], [1, 7, 6], [2, 3, 4]):
+        assert [before, *between, after] in begins
+    assert all((begin[0], begin[-1]) == (before, after) for begin in begins)
+    grammar = grammar_of("harmony")
+    (reasoning,) = (each for each in grammar.format.fields if each.role == "reasoning")
+    assert thought_tokens(grammar, split, thought=reasoning).begun == 0
+
+
 def test_a_prompt_may_have_begun_it() -> None:
     grammar = grammar_of("hermes")
     thought = AnswerParser(grammar, prompt=grammar.marks.mark("<think>\n")).thought
