@@ -44,6 +44,7 @@ const CODE_TEXTS = {
   tool_denied: "It has not run.",
 };
 
+const LONGEST_NAME = 200; // no tool has such a one, but a model may write it
 const TICKING = new Set(["asked", "running"]);
 const LONG_MS = 2000; // what is over sooner tells no time
 
@@ -140,7 +141,7 @@ class ToolCard {
     if (this.#drawn === drawn) return;
     this.#drawn = drawn;
     this.#call = call;
-    const name = visibleName(call.name);
+    const name = visibleName(call.name.slice(0, LONGEST_NAME)) + (call.name.length > LONGEST_NAME ? "…" : "");
     this.element.ariaLabel = `Tool ${name}`;
     this.element.dataset.state = state;
     put(this.#name, name);

@@ -30,7 +30,7 @@ export function briefJson(text) {
   if (!/^\s*\{/.test(text)) return oneLine(text);
   let line = "";
   let key = "";
-  for (const [piece] of text.matchAll(PIECES)) {
+  for (const [piece] of text.slice(0, 4 * LONGEST_LINE).matchAll(PIECES)) {
     if (line.length > LONGEST_LINE) break;
     if (key !== "") line += piece === ":" && PLAIN_KEY.test(key) ? key.slice(1, -1) : key;
     key = piece.startsWith('"') ? piece : "";

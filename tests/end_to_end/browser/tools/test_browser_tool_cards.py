@@ -196,12 +196,14 @@ async def test_nothing_in_a_card_is_markup(context: BrowserContext, server: Serv
     harm: list[str] = []
     page.on("dialog", lambda dialog: harm.append(dialog.message))
     page.on("request", lambda request: harm.append(request.url))
+    injected.call(1000, "x" * 100_000, arguments="{}", status="completed")
+    await expect(card(page, "x" * 200 + "…")).to_be_visible()
     attacks = [attack.format("alert(document.domain)") for attack in ATTACKS]
     for number, attack in enumerate(attacks):
         injected.call(number, attack, arguments=json.dumps({attack: attack}), status="completed")
         injected.result(number, attack)
     cards = page.locator(".tool")
-    await expect(cards).to_have_count(len(attacks))
+    await expect(cards).to_have_count(len(attacks) + 1)
     await expect(cards.last).to_contain_text("Done")
     await cards.locator("details").evaluate_all("folds => folds.forEach(fold => fold.open = true)")
     await expect(cards.locator("figure:visible")).to_have_count(2 * len(attacks))
