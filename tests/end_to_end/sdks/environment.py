@@ -4,6 +4,7 @@ They lie in `build/sdks/`, under the names of the versions that are pinned here,
 """
 
 import fcntl
+import json
 import os
 import shutil
 import subprocess
@@ -12,11 +13,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.helpers.patience import PATIENCE
 from tests.helpers.root import ROOT
 
 FOLDER = ROOT / "build" / "sdks"
 OPENAI_PYTHON = "openai==3.57.0"
-OPENAI_NODE = "openai@7.60.0"
+OPENAI_NODE = "openai@7.57.0"
 
 
 def python_with(requirement: str) -> Path:
@@ -41,6 +43,23 @@ def node_with(package: str) -> Path:
             options = ["--ignore-scripts", "--no-audit", "--no-fund", "--silent"]
             _run(["npm", "install", *options, package], folder)
     return folder
+
+
+def run_calls(
+    command: list[str], url: str, token: str, folder: Path | None = None
+) -> dict[str, str]:
+    """What has become of each call of a script: "" if all is well."""
+    done = subprocess.run(
+        [*command, f"{url}/v1", token],
+        cwd=folder,
+        env={name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+    )
+    assert done.returncode == 0, done.stderr
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    return {line["name"]: line["problem"] for line in lines}
 
 
 class _made_once:
