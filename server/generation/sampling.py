@@ -104,7 +104,7 @@ def choice_problem(settings: Mapping[str, Any]) -> str | None:
     """Why no answer can call what it must."""
     if not must_call(settings):
         return None
-    name, offered = named_tool(settings), [tool["name"] for tool in offered_tools(settings)]
+    name, offered = named_tool(settings), [tool.get("name") for tool in offered_tools(settings)]
     if not offered:
         return "there are no tools to call"
     return None if name is None or name in offered else "no such tool is offered"
