@@ -1,6 +1,7 @@
 """`Admission`: whether an answer may begin now."""
 
 import contextlib
+from collections.abc import Iterator
 
 from server.engines.client import (
     CoreState,
@@ -20,13 +21,22 @@ CALL_SECONDS = 2.0  # for the supervisor to say whether a model can be loaded; t
 
 
 class Admission:
-    """Of one worker, for all of its doors. `num_beginning` are admitted, and not asked for yet."""
+    """Of one worker, for all of its doors."""
 
     def __init__(self, store: SessionStore, runs: Runs, models: Models) -> None:
         self._store = store
         self._runs = runs
         self._models = models
-        self.num_beginning = 0
+        self._num_beginning = 0  # admitted, and the engine is not asked for them yet
+
+    @contextlib.contextmanager
+    def beginning(self) -> Iterator[None]:
+        """From the `check` that has admitted an answer until the engine knows of it."""
+        self._num_beginning += 1
+        try:
+            yield
+        finally:
+            self._num_beginning -= 1
 
     async def check(self, uid: str, name: str, *, is_promised: bool = False) -> Budget | None:
         """What is left of the user's tokens, if they are counted. Raises what refuses an answer.
@@ -46,7 +56,7 @@ class Admission:
                 # Another worker may have said that all is ready while we were still joining.
                 with contextlib.suppress(TimeoutError):
                     await engine.wait_ready(ENGINE_GRACE_SECONDS)
-            engine.check_admission(self.num_beginning + 1)
+            engine.check_admission(self._num_beginning + 1)
         except ModelLoadError as error:
             raise ApiError("model_unavailable", str(error), param="settings.model") from error
         except (RetryableRequestError, EngineDeadError) as error:

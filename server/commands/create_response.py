@@ -172,11 +172,8 @@ class ResponseCreator:
             budget = await self._admission.check(uid, name, is_promised=following is not None)
             if trace is not None:
                 trace.passed("admission")
-            self._admission.num_beginning += 1
-            try:
+            with self._admission.beginning():
                 begun = await self._begin(wish, session, budget)
-            finally:
-                self._admission.num_beginning -= 1
         if budget is not None and not begun[1] and wish.asker is not None:
             wish.asker.outbox.put(RateLimitsUpdated(rate_limits=[budget_entry(budget)]))
         return begun

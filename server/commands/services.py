@@ -10,6 +10,8 @@ from server.commands.adapters import Adapters
 from server.commands.create_response import ResponseCreator
 from server.commands.queue.queue_changes import QueueChanges
 from server.commands.stateless.answers import StatelessAnswers
+from server.commands.stateless.embeddings import StatelessEmbeddings
+from server.commands.stateless.entry import Entry
 from server.config.limits import Limits
 from server.engines.models import Models
 from server.live.health import Health
@@ -22,6 +24,15 @@ from sessions.store.store import SessionStore
 
 if TYPE_CHECKING:  # a server without tools imports nothing of them
     from server.commands.tools.offering import ToolOffers
+
+
+@dataclass(frozen=True, slots=True)
+class Stateless:
+    """What is asked of this worker, and stored nowhere."""
+
+    entry: Entry
+    answers: StatelessAnswers
+    embeddings: StatelessEmbeddings
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +55,6 @@ class Services:
     replica: str
     version: str
     models: Models
-    stateless: StatelessAnswers
+    stateless: Stateless
     adapters: Adapters | None = None  # None: there are to be none
     tools: "ToolOffers | None" = None  # likewise

@@ -14,6 +14,8 @@ from engine import (
     EngineDeadError,
     EngineError,
     Logprob,
+    PoolingParams,
+    PoolingRequestOutput,
     PromptTooLongError,
     QueueOverflowError,
     RequestOutput,
@@ -65,6 +67,8 @@ __all__ = [
     "ParsedEvent",
     "ParsedReasoning",
     "ParsedText",
+    "PoolingParams",
+    "PoolingRequestOutput",
     "PromptTooLongError",
     "QueueOverflowError",
     "RequestOutput",
@@ -237,6 +241,16 @@ class EngineClient(Protocol):
         part. With `marks` the text is marked, as `AnswerParser` reads it. Raises `EngineError` and
         `ValidationError`.
         """
+
+    def encode(
+        self,
+        prompt: TokensPrompt,
+        pooling_params: PoolingParams,
+        request_id: str,
+        *,
+        lora_request: LoRARequest | None = None,
+    ) -> AsyncGenerator[PoolingRequestOutput, None]:
+        """Yield one output, the vector of `prompt["prompt_token_ids"]`; as `generate` otherwise."""
 
     async def add_lora(self, lora_request: LoRARequest) -> bool:
         """Have an adapter in memory; True.

@@ -25,6 +25,8 @@ from server.engines.client import (
     LoRARequest,
     Marks,
     ModelLoadError,
+    PoolingParams,
+    PoolingRequestOutput,
     QueueOverflowError,
     RequestOutput,
     RetryableRequestError,
@@ -315,6 +317,22 @@ class OnDemandEngine:
     ) -> AsyncGenerator[RequestOutput, None]:
         with self.using():
             outputs = self._engine.generate(prompt, sampling_params, request_id, **options)
+            async with contextlib.aclosing(outputs):
+                async for output in outputs:
+                    yield output
+
+    async def encode(
+        self,
+        prompt: TokensPrompt,
+        pooling_params: PoolingParams,
+        request_id: str,
+        *,
+        lora_request: LoRARequest | None = None,
+    ) -> AsyncGenerator[PoolingRequestOutput, None]:
+        with self.using():
+            outputs = self._engine.encode(
+                prompt, pooling_params, request_id, lora_request=lora_request
+            )
             async with contextlib.aclosing(outputs):
                 async for output in outputs:
                     yield output

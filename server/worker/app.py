@@ -154,7 +154,7 @@ class Worker:
         finally:
             await background.close()
             await self.runs.close()
-            await self.services.stateless.close()
+            await self.services.stateless.entry.close()
             await self.hub.close()
             if self._tools is not None:
                 await self._tools.close()
@@ -166,7 +166,7 @@ class Worker:
         self.stop_asked.set()
 
     def _slots(self) -> list[tuple[str, str]]:
-        return [*self.runs.slots(), *self.services.stateless.slots()]
+        return [*self.runs.slots(), *self.services.stateless.entry.slots()]
 
     def _figures(self) -> Figures:
         """What this worker says of itself in its sign of life."""
@@ -204,7 +204,7 @@ class Worker:
         wait_ms = random.randint(100, 2000)
         self.hub.broadcast(ConnectionDraining(reconnect_after_ms=wait_ms))
         await first_of(self._wait_idle(seconds), hurry.wait())
-        self.services.stateless.end_all()
+        self.services.stateless.answers.end_all()
         await self._tell_peers()
         await self.runs.leave(self.peers.successor, or_nobody=is_crash)
         with contextlib.suppress(StoreUnavailable):
@@ -219,7 +219,7 @@ class Worker:
 
     async def _wait_idle(self, seconds: float) -> None:
         await asyncio.gather(
-            self.runs.wait_idle(seconds), self.services.stateless.wait_idle(seconds)
+            self.runs.wait_idle(seconds), self.services.stateless.entry.wait_empty(seconds)
         )
 
     async def _tell_peers(self) -> None:

@@ -19,8 +19,10 @@ from server.commands.admission import Admission
 from server.commands.create_response import ResponseCreator
 from server.commands.queue.queue_changes import QueueChanges
 from server.commands.queue.queue_runner import QueueRunner
-from server.commands.services import Services
+from server.commands.services import Services, Stateless
 from server.commands.stateless.answers import StatelessAnswers
+from server.commands.stateless.embeddings import StatelessEmbeddings
+from server.commands.stateless.entry import Entry
 from server.config.worker import WorkerConfig
 from server.engines.models import Models
 from server.generation.prompts import PromptBuilders
@@ -89,7 +91,7 @@ class Answers:
     runs: Runs
     abandonment: Abandonment
     creator: ResponseCreator
-    stateless: StatelessAnswers
+    stateless: Stateless
     takeover: Takeover
     queue_runner: QueueRunner
     offers: "ToolOffers | None"  # of tools that the server runs
@@ -225,15 +227,22 @@ def build_answers(
         tracing=given.tracing,
         tools=offers,
     )
-    stateless = StatelessAnswers(
-        store, given.models, admission, runs.salt_of, limit, settings.limits.answer_seconds
-    )
+    stateless = build_stateless(given, admission, runs, limit)
     takeover = build_takeover(given, hub, peers, runs, adapters)
     queue_runner = QueueRunner(
         store=store, runs=runs, creator=creator, intervals=settings.intervals
     )
     abandonment = Abandonment(store, hub, runs)
     return Answers(limit, runs, abandonment, creator, stateless, takeover, queue_runner, offers)
+
+
+def build_stateless(
+    given: Given, admission: Admission, runs: Runs, limit: ActiveLimit | None
+) -> Stateless:
+    entry = Entry(given.store, given.models, admission, limit)
+    seconds = given.config.settings.limits.answer_seconds
+    answers = StatelessAnswers(entry, given.models, admission, runs.salt_of, seconds)
+    return Stateless(entry, answers, StatelessEmbeddings(entry, runs.salt_of))
 
 
 def build_offers(tools: "ToolClient | None") -> "ToolOffers | None":

@@ -13,6 +13,7 @@ from server.api.admin.workers import AdminReplicaOperations
 from server.api.login.operations import LoginOperations
 from server.api.openai.chat import ChatCompletions
 from server.api.openai.completions import Completions
+from server.api.openai.embeddings import Embeddings
 from server.api.rest.copies import CopyOperations
 from server.api.rest.messages import MessageOperations
 from server.api.rest.openapi import openapi
@@ -45,6 +46,7 @@ def operations(context: ApiContext) -> list[Operation]:
         *ShareOperations(context).operations(),
         *ChatCompletions(context).operations(),
         *Completions(context).operations(),
+        *Embeddings(context).operations(),
         *admin_operations(context.services),
     ]
     return listed

@@ -19,7 +19,7 @@ class ChatCompletions:
 
     def __init__(self, context: ApiContext) -> None:
         self._models = context.services.models
-        self._exchange = Exchange(context.services.stateless, PARAMS)
+        self._exchange = Exchange(context.services.stateless.answers, PARAMS)
 
     def operations(self) -> list[Operation]:
         return [

@@ -1,23 +1,20 @@
 """`StatelessAnswers`: from what a client asks to an answer that begins, or a refusal.
 
-It counts like any other: its user's answers at a time and tokens of the day, the engine's queue,
-fair turns. Nothing of it is stored, so nobody can come back to it, and who reads it must stay.
+Nothing of it is stored, so nobody can come back to it, and who reads it must stay.
 """
 
-import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack
 from typing import Any
 
 from server.commands.admission import Admission
 from server.commands.stateless.answer import StatelessAnswer
 from server.commands.stateless.asked import Asked
 from server.commands.stateless.choice import Work
+from server.commands.stateless.entry import Entered, Entry
 from server.engines.client import (
     ChatTemplateError,
     EngineClient,
-    EngineDeadError,
-    ModelLoadError,
     PromptTooLongError,
     RetryableRequestError,
     SamplingParams,
@@ -37,13 +34,8 @@ from server.generation.sampling import (
     sampling_params,
 )
 from server.protocol.errors import ApiError, invalid_field
-from server.runs.active_limit import ActiveLimit
-from sessions.background import Background
-from sessions.model.ids import new_response_id, new_session_id
 from sessions.model.quotas import Budget
-from sessions.store.store import SessionStore
 
-ENGINE_WAIT_SECONDS = 60.0  # for a core that restarts, or a model that is loaded
 RESTARTING = "the server is restarting"
 
 
@@ -52,106 +44,56 @@ class StatelessAnswers:
 
     def __init__(
         self,
-        store: SessionStore,
+        entry: Entry,
         models: Models,
         admission: Admission,
         salt_of: Callable[[str], str],
-        limit: ActiveLimit | None,
         max_seconds: float,
     ) -> None:
-        self._store = store
+        self._entry = entry
         self._models = models
         self._admission = admission
         self._salt_of = salt_of  # what names a user to the engine
-        self._limit = limit
         self._max_seconds = max_seconds
-        self._running: dict[StatelessAnswer, str] = {}  # whose they are
-        self._idle = asyncio.Event()
-        self._idle.set()
-        self._background = Background()
-
-    def slots(self) -> list[tuple[str, str]]:
-        """User and id of each that runs, which counts among their answers at a time."""
-        return [(uid, answer.id) for answer, uid in self._running.items()]
+        self._running: set[StatelessAnswer] = set()
 
     async def begin(self, uid: str, asked: Asked, leave: AsyncExitStack) -> StatelessAnswer:
         """Its events are for the caller to read. Raises `ApiError` and the store's errors.
 
         The caller closes `leave` afterwards, also if the events are not read, or if this raises.
         """
-        model = self._models.chosen(asked.model)
-        if model is None:
-            raise ApiError("model_not_found", "this server has no such model", param="model")
-        leave.enter_context(self._models.using(model.name))
-        budget = await self._admission.check(uid, model.name)
-        self._admission.num_beginning += 1
-        try:
-            engine = await self._engine(model)
+        entered = await self._entry.enter(uid, asked.model, leave)
+        engine, model = entered.engine, entered.model
+        with self._admission.beginning():
             settings = self._settings(model, asked)
             token_ids = await self._prompt(uid, engine, asked, settings)
-            response_id = new_response_id(new_session_id())
-            if self._limit is not None:
-                await self._limit.take(uid, response_id)
-                leave.callback(self._limit.free, uid, response_id)
-        finally:
-            self._admission.num_beginning -= 1
         room = engine.model_config.max_model_len - len(token_ids)
-        max_tokens = _tokens(settings, room, budget, token_ids)
-        params = _params(engine, asked, settings, token_ids, max_tokens)
+        max_tokens = _tokens(settings, room, entered.budget, token_ids)
         work = Work(
             engine,
             token_ids,
-            params,
+            _params(engine, asked, settings, token_ids, max_tokens),
             self._salt_of(uid),
             model.lora_request,
             schemas_of(offered_tools(settings)),
             is_parsed=asked.prompt is None and not has_form(settings),
             max_seconds=self._max_seconds,
         )
-        answer = StatelessAnswer(response_id, work)
-        self._running[answer] = uid
-        self._idle.clear()
-        leave.callback(self._end, answer)
+        answer = StatelessAnswer(entered.id, work)
+        self._running.add(answer)
+        leave.callback(self._end, answer, entered)
         return answer
-
-    async def wait_idle(self, seconds: float) -> None:
-        """Return when none runs any more, or after so long."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await self._idle.wait()
 
     def end_all(self) -> None:
         """Tell all who read that nothing more comes."""
         for answer in self._running:
             answer.end(RESTARTING)
 
-    async def close(self) -> None:
-        await self._background.close()
-
-    def _end(self, answer: StatelessAnswer) -> None:
-        uid = self._running.pop(answer)
-        if not self._running:
-            self._idle.set()
-        num_tokens = len(answer.prompt_token_ids) + answer.num_output_tokens
-        self._background.spawn(self._charge(uid, answer.id, num_tokens))
-
-    async def _charge(self, uid: str, response_id: str, num_tokens: int) -> None:
-        now_ms = await self._store.client.now_ms()
-        await self._store.budgets.charge(uid, response_id, num_tokens, now_ms)
+    def _end(self, answer: StatelessAnswer, entered: Entered) -> None:
+        self._running.remove(answer)
+        self._entry.charge(entered, len(answer.prompt_token_ids) + answer.num_output_tokens)
 
     # ---- what the engine is asked ---------------------------------------------------------------
-
-    async def _engine(self, model: ServedModel) -> EngineClient:
-        engine = self._models.engine(model.name)
-        if engine.is_ready:
-            return engine
-        try:
-            await engine.wait_ready(ENGINE_WAIT_SECONDS)
-        except ModelLoadError as error:
-            raise ApiError("model_unavailable", str(error), param="model") from error
-        except (TimeoutError, EngineDeadError) as error:
-            raise ApiError("engine_unavailable", "the engine is away; try again shortly") from error
-        return engine
 
     def _settings(self, model: ServedModel, asked: Asked) -> dict[str, Any]:
         settings = effective_settings(model, self._models.context(model.name), asked.settings)

@@ -297,6 +297,66 @@ def a_text_between_two_others():
         raise AssertionError("it was not refused")
 
 
+# ---- embeddings
+
+
+def vectors_of(texts, **more):
+    answer = client.embeddings.create(model=MODEL, input=texts, **more)
+    assert [each.index for each in answer.data] == list(range(len(answer.data)))
+    return [each.embedding for each in answer.data]
+
+
+def a_vector():
+    (vector,) = vectors_of("t00001 ")
+    assert abs(sum(number * number for number in vector) - 1) < 1e-4
+
+
+def vectors_are_the_same_alone_and_together():
+    one, two = vectors_of(["t00001 ", "t00002 "])
+    assert [one] == vectors_of("t00001 ") and [two] == vectors_of(["t00002 "]) and one != two
+
+
+def a_vector_as_floats():
+    (floats,) = vectors_of("t00001 ", encoding_format="float")
+    (packed,) = vectors_of("t00001 ")
+    assert len(floats) == len(packed)
+    assert max(abs(a - b) for a, b in zip(floats, packed, strict=True)) < 1e-6
+
+
+def a_shorter_vector():
+    (vector,) = vectors_of("t00001 ", dimensions=4)
+    assert len(vector) == 4 and abs(sum(number * number for number in vector) - 1) < 1e-4
+
+
+def vectors_of_token_ids():
+    ids = go_on(max_tokens=1, extra_body={"return_token_ids": True}).choices[0]
+    prompt = ids.model_extra["prompt_token_ids"]
+    assert vectors_of(prompt) == vectors_of([prompt]) == vectors_of("t00001 ")
+
+
+async def a_vector_later():
+    answer = await later.embeddings.create(model=MODEL, input="t00001 ")
+    assert answer.usage.prompt_tokens == answer.usage.total_tokens > 0
+
+
+def more_dimensions_than_there_are():
+    try:
+        vectors_of("t00001 ", dimensions=10**6)
+    except openai.BadRequestError as error:
+        assert error.param == "dimensions", error.param
+    else:
+        raise AssertionError("it was not refused")
+
+
+def a_vector_of_nothing():
+    try:
+        vectors_of([[]])
+    except openai.BadRequestError as error:
+        assert error.param == "input[0]", error.param
+    else:
+        raise AssertionError("it was not refused")
+
+
 # ---- refused
 
 
@@ -350,7 +410,7 @@ def a_field_that_nobody_knows():
 def main():
     own = globals().values()
     calls = [call for call in own if inspect.isfunction(call) and call.__module__ == __name__]
-    helpers = {ask, stream, text_of, go_on, refused, main}
+    helpers = {ask, stream, text_of, go_on, vectors_of, refused, main}
 
     async def run_all():
         for call in calls:

@@ -10,7 +10,7 @@ from tests.end_to_end.sdks.environment import OPENAI_PYTHON, python_with, run_ca
 from tests.end_to_end.site.harness import Server
 
 CALLS = Path(__file__).parent / "calls.py"
-HELPERS = {"ask", "stream", "text_of", "go_on", "refused", "main"}
+HELPERS = {"ask", "stream", "text_of", "go_on", "vectors_of", "refused", "main"}
 NAMES = [
     node.name
     for node in ast.parse(CALLS.read_text()).body

@@ -15,6 +15,8 @@ from server.engines.client import (
     EngineLoad,
     EngineTokenizer,
     LoRARequest,
+    PoolingParams,
+    PoolingRequestOutput,
     RequestOutput,
     RequestProgress,
     SamplingParams,
@@ -110,6 +112,17 @@ class IdleEngine:
         marks: Marks | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         for nothing in list[RequestOutput]():
+            yield nothing
+
+    async def encode(
+        self,
+        prompt: TokensPrompt,
+        pooling_params: PoolingParams,
+        request_id: str,
+        *,
+        lora_request: LoRARequest | None = None,
+    ) -> AsyncGenerator[PoolingRequestOutput, None]:
+        for nothing in list[PoolingRequestOutput]():
             yield nothing
 
     async def add_lora(self, lora_request: LoRARequest) -> bool:

@@ -90,17 +90,17 @@ async def test_a_client_that_leaves_ends_the_generation(house: House, is_streame
         http.leave()
         await http.answered
         await request.aborted.wait()
-    assert house.worker.services.stateless.slots() == []
+    assert house.worker.services.stateless.entry.slots() == []
 
 
 async def test_it_counts_among_the_answers_of_its_user(house: House) -> None:
     http = house.ask(stream=True)
     async with asyncio.timeout(PATIENCE):
         await http.num_frames(1)
-        ((uid, answer_id),) = house.worker.services.stateless.slots()
+        ((uid, answer_id),) = house.worker.services.stateless.entry.slots()
         assert uid == "local" and answer_id.startswith("resp_")
         await http.answered
-    assert house.worker.services.stateless.slots() == []
+    assert house.worker.services.stateless.entry.slots() == []
 
 
 async def test_a_worker_that_leaves_says_so_in_the_stream(house: House) -> None:
