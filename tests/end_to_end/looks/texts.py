@@ -101,8 +101,8 @@ They ask about _tides_, of which there are **two** a day.
 2. Why two: the far side is pulled _less_.
 
 ```python
-def pull(distance: float) -> float:
-    return 1 / distance**3  # what is left of it after the middle's own
+def pull(mass: float, distance: float) -> float:
+    return mass / distance  # no number here: it would be the only thing of its colour
 ```
 
 So I say it in two sentences, with `bulges` as the word.

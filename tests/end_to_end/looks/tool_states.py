@@ -68,6 +68,7 @@ async def calls(stage: Stage) -> None:
     await expect(stage.page.locator(".tool .hl-number").first).to_be_visible()
     await expect(stage.page.get_by_role("button", name="Show all of the result")).to_be_visible()
     await expect(answers(stage.page).last).to_be_in_viewport(ratio=1)
+    await expect(stage.page.get_by_role("button", name="Jump to latest")).to_be_hidden()
 
 
 def call(call_id: str, name: str, arguments: str, status: str = "completed") -> dict[str, str]:
