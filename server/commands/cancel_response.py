@@ -158,7 +158,12 @@ class Canceller:
                 return  # what runs here is stopped, and the store will hear of it
             raise
         if not targets and not handled and frame.idempotency_key is None:
-            raise ApiError("response_not_found", "nothing is running that could be stopped")
+            if await self._drop_rounds(frame):
+                self._connection.outbox.put_reply(cancelling(None, durable=True), frame.event_id)
+                return
+            targets = await self._targets(frame)  # a round may have begun just now
+            if not targets:
+                raise ApiError("response_not_found", "nothing is running that could be stopped")
         frame = _without_seen(frame, handled.union(targets))
         for response_id in targets:
             if response_id not in handled:
@@ -174,8 +179,7 @@ class Canceller:
         if frame.session_id is None:
             if frame.idempotency_key is not None:
                 raise invalid_field("session_id", "idempotency_key needs a session_id")
-            watched = [s.session_id for s in self._subscriptions.values() if s.is_own]
-            return [rid for session_id in watched for rid in await self._live(session_id)]
+            return [rid for session_id in self._watched for rid in await self._live(session_id)]
         check_session_id(frame.session_id)
         await self._store.sessions.get(self._uid, frame.session_id)
         if frame.idempotency_key is not None:
@@ -185,6 +189,24 @@ class Canceller:
     async def _live(self, session_id: str) -> list[str]:
         """Active and queued answers, on whichever worker."""
         return (await self._store.responses.live(session_id)).ids
+
+    async def _drop_rounds(self, frame: CancelResponse) -> bool:
+        """Between an answer and the round after it nothing runs: whether one was to follow."""
+        session_ids = [frame.session_id] if frame.session_id is not None else self._watched
+        dropped = [await self._drop_round(session_id) for session_id in session_ids]
+        return any(dropped)
+
+    async def _drop_round(self, session_id: str, after: str | None = None) -> bool:
+        """Have no round follow in that session; `after` that answer alone, if it is given."""
+        with contextlib.suppress(SessionNotFound):
+            following = (await self._store.queues.get(self._uid, session_id)).next_round
+            if following is not None and after in (None, following.response_id):
+                return await self._store.queues.drop_round(session_id, following, pauses=True)
+        return False
+
+    @property
+    def _watched(self) -> list[str]:
+        return [s.session_id for s in self._subscriptions.values() if s.is_own]
 
     async def _cancel_early(self, frame: CancelResponse) -> list[str]:
         """Stop by key: the response may not exist yet, then the wish waits for it."""
@@ -224,6 +246,8 @@ class Canceller:
                 run = self._runs.local(response_id)
                 if run is not None and run.uid == self._uid:
                     await self._cancel_local(run, frame, asked, follow=is_first)
+                    if run.status == "completed":  # the stop came too late for it alone
+                        await self._drop_round(run.session_id, response_id)
                 else:
                     await self._cancel_remote(response_id, frame, asked, follow=is_first)
         except ApiError as error:
@@ -287,6 +311,7 @@ class Canceller:
                     self._uid, response_id, seen=frame.seen_sequence_number
                 )
             except RunEnded:
+                await self._drop_round(session_of(response_id), response_id)
                 if follow:
                     await self._tell_stored_end(response_id, asked)
                 return
@@ -408,5 +433,5 @@ def _without_seen(frame: CancelResponse, meant: Collection[str]) -> CancelRespon
     return frame if len(meant) <= 1 else replace(frame, seen_sequence_number=None)
 
 
-def cancelling(response_id: str, *, durable: bool) -> ResponseCancelling:
+def cancelling(response_id: str | None, *, durable: bool) -> ResponseCancelling:
     return ResponseCancelling(response_id=response_id, by="user", confirmed=False, durable=durable)

@@ -147,10 +147,22 @@ class Queues:
                 pass
         raise StoreUnavailable("the queue kept changing")
 
-    async def drop_round(self, session_id: str, next_round: NextRound) -> None:
-        """It does not follow by itself any more; no-op if it has begun."""
-        key = self._keys.session(session_id, "m")
-        await self._client.script("drop_round", [key], next_round=next_round.encode())
+    async def drop_round(
+        self, session_id: str, next_round: NextRound, *, pauses: bool = False
+    ) -> bool:
+        """It does not follow by itself any more; False if it has begun, or is not there.
+
+        `pauses`: nor does what waits in the queue, since a user has stopped it.
+        """
+        reply = await self._client.script(
+            "drop_round",
+            self._context.session_keys(session_id, "m", "log"),
+            channel=self._keys.session_channel(session_id),
+            next_round=next_round.encode(),
+            pauses=1 if pauses else None,
+            **self._context.log_limits,
+        )
+        return int(reply[1]) == 1
 
     # ---- inside ---------------------------------------------------------------------------------
 

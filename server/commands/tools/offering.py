@@ -13,7 +13,7 @@ from server.protocol.errors import ApiError, invalid_field
 from server.tools.client import ToolClient
 from server.tools.messages import Tool, ToolError, Tools
 
-WAIT_SECONDS = 5.0  # for a server that is just starting
+WAIT_SECONDS = 10.0  # for a server that is just starting
 LIST_SECONDS = 2.0  # likewise, when somebody only looks
 MAX_OFFERED = 128  # tools of an answer, the client's own included
 MAX_OFFERED_BYTES = 64 * 1024  # of all of them as JSON

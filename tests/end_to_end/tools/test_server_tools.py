@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import sys
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from tests.end_to_end.frames.client_model import Frame
 from tests.end_to_end.oracle.calling_model import ANSWER, build_calling_model, words_of
 from tests.end_to_end.site.harness import TESTING, Client, Server
 from tests.end_to_end.site.owned_answer import owner_and_other
+from tests.helpers.patience import PATIENCE
 from tests.helpers.root import ROOT
 from tests.server.tools.helpers.running import GOOD, heard, program
 
@@ -34,9 +36,20 @@ async def serving(
     server = Server(folder / "data", model, None, PARLEY_TOOLS=str(path), **environment)
     try:
         await asyncio.to_thread(server.start)
+        await asyncio.to_thread(_start_servers, server)
         yield server
     finally:
         await asyncio.to_thread(server.close)
+
+
+def _start_servers(server: Server) -> None:
+    """A question waits for them, but not as long as this machine may take."""
+    deadline = time.monotonic() + PATIENCE
+    while time.monotonic() < deadline:
+        listed = server.get_json("/v1/tools")["servers"]
+        if all(each["status"] == "ready" for each in listed if each["server_label"] != "silent"):
+            return
+    raise AssertionError(f"not ready: {listed}")
 
 
 def offering(*labels: str) -> Frame:

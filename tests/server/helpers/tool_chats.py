@@ -184,5 +184,14 @@ async def tool_chat(
 
 def running_tools(folder: Path) -> Iterator[RunningTools]:
     running = RunningTools(folder, servers(folder))
+    asyncio.run(_all_up(running))
     yield running
     running.close()
+
+
+async def _all_up(running: RunningTools) -> None:
+    """A question waits for its servers, but not as long as this machine may take."""
+    client = running.client()
+    found = await client.list_tools(PATIENCE)
+    assert not found.troubles
+    await client.close()

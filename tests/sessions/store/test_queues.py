@@ -300,8 +300,12 @@ async def test_a_change_of_the_queue_leaves_what_follows_alone(chat: Chat) -> No
     assert await waiting(chat) == ["later"]
     kept = await next_round(chat)
     assert kept is not None
-    await chat.store.queues.drop_round(chat.session_id, NextRound.decode(kept.encode()))
+    queues, read = chat.store.queues, NextRound.decode(kept.encode())
+    assert await queues.drop_round(chat.session_id, read, pauses=True)
     assert await next_round(chat) is None
+    assert (await queues.get("alice", chat.session_id)).is_paused
+    assert (await events_of(chat))[-1]["queue"]["paused"] is True
+    assert not await queues.drop_round(chat.session_id, read)
 
 
 async def test_an_older_worker_that_finds_no_queue_forgets_no_round(chat: Chat) -> None:

@@ -286,3 +286,30 @@ async def test_a_round_that_cannot_be_asked_says_why(
         details = done["response"]["status_details"]
         assert details["reason"] == "engine_error"
         assert "the model's context has" in details["message"]
+
+
+@pytest.mark.parametrize("names", ["session_id", "response_id", ""])
+@pytest.mark.parametrize("through", [0, 1])
+async def test_a_stop_between_two_rounds_lets_none_follow(
+    chats: Chats, monkeypatch: pytest.MonkeyPatch, names: str, through: int
+) -> None:
+    async with chats(CallingEngine(said=calling(("good__echo", {"text": "x"})))) as chat:
+        owner, heir = chat.workers
+        monkeypatch.setattr(owner.runs, "on_queue", lambda session_id: None)
+        session, first = await chat.ask("good")
+        await chat.client.done(first)
+        await chat.client.next("message.updated")
+        async with chat.watching(session, through) as other:
+            named = {"session_id": session, "response_id": first}
+            fields = {names: named[names]} if names else {}
+            await other.send("stop", event_id="stop", **fields)
+            if names == "response_id":
+                assert (await other.done(first)).done is not None
+            else:
+                stopped = await other.next("response.cancelling")
+                assert (stopped["response_id"], stopped["durable"]) == (None, True)
+            refused = await other.reply("stop", session_id=session)
+            assert "error" in refused or names == "response_id"
+            queue = await heir.store.queues.get(None, session)
+            assert queue.next_round is None
+            assert len(await chat.messages(session)) == 2
