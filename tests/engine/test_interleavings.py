@@ -39,6 +39,7 @@ from tests.engine.helpers.interleavings.expected import (
     expected_answer,
     expected_numbers,
 )
+from tests.engine.helpers.interleavings.forms import FORMS
 from tests.engine.helpers.interleavings.hooked_core import Hook, HookedCore
 from tests.engine.helpers.interleavings.stepped_search import SteppedSearch
 
@@ -66,7 +67,9 @@ ANSWERS: list[dict[str, Any]] = [
     {"extra_args": {"follow": 1}},
     {"extra_args": {"fault": "raise"}},
     {"extra_args": {"fault": "nothing left"}},
+    *({"structured_outputs": form} for form in FORMS),
 ]
+WITH_FORMS: list[dict[str, Any]] = [{}, *({"structured_outputs": form} for form in FORMS)]
 REQUEST: dict[str, Any] = {
     "hook": HOOKS,
     "client": CLIENTS,
@@ -365,12 +368,25 @@ class Interleavings(RuleBasedStateMachine):
         self.core.shelf.num_full = num_full
         self.core.shelf.gone = set(gone)
 
+    @rule(hook=HOOKS, num=st.integers(1, 4))
+    def have_grammars_made(self, hook: Hook, num: int) -> None:
+        self.plans[hook].append(partial(self.core.forms.come, num))
+
     # ---- time goes on
 
     @precondition(lambda self: self.has_work or self.core.scheduler.config.sleep_after_seconds)
-    @rule(num=st.integers(1, 5), seconds=st.sampled_from([0.0, 0.1, 0.6, 3.0]))
-    def step(self, num: int, seconds: float) -> None:
-        self.go_on(num, seconds)
+    @rule(
+        num=st.integers(1, 5),
+        seconds=st.sampled_from([0.0, 0.1, 0.6, 3.0]),
+        num_grammars=st.sampled_from([9, 9, 1, 0]),
+        death=st.sampled_from([None, None, *Hook]),
+    )
+    def step(self, num: int, seconds: float, num_grammars: int, death: Hook | None) -> None:
+        self.core.forms.come(num_grammars)
+        self.go_on(num - 1, seconds)
+        if death is not None:
+            self.plans[death].append(self.core.forms.die)
+        self.go_on(1, seconds)
 
     def go_on(self, num_steps: int, seconds: float = 0.0) -> None:
         for _ in range(num_steps):
@@ -409,6 +425,7 @@ class Interleavings(RuleBasedStateMachine):
                 self.core.time += 0.01
                 has_step = self.try_step()
                 self.core.memory.come()
+                self.core.forms.come(len(self.requests))
                 if not has_step and self.core.core.inbox.empty():
                     break
             else:
@@ -488,6 +505,25 @@ class Interleavings(RuleBasedStateMachine):
         assert not output.new_token_ids or len(scored) == len(fields["prompt"]) - 1
 
 
+class InterleavedForms(Interleavings):
+    """The same of answers that mostly keep to a form, whose masker dies, and with less beside."""
+
+    search = sleep = silence_client = change_shelf = None  # type: ignore[assignment]
+    wake_up = call = lose_client = None  # type: ignore[assignment]
+
+    @rule(**(REQUEST | {"wanted": st.sampled_from(WITH_FORMS)}))
+    def add(self, **request: Any) -> None:
+        super().add(**request)
+
+    @rule(num=st.integers(2, 9), deaths=st.lists(HOOKS, max_size=2), is_made=st.booleans())
+    def go_on_with_deaths(self, num: int, deaths: list[Hook], is_made: bool) -> None:
+        for place in range(num):
+            self.core.forms.come(9 if is_made or place == 0 else 0)
+            for hook in deaths[place : place + 1]:
+                self.plans[hook].append(self.core.forms.die)
+            self.try_step()
+
+
 @pytest.fixture(autouse=True)
 def planned_faults_are_not_logged() -> Iterator[None]:
     logging.disable()
@@ -495,11 +531,15 @@ def planned_faults_are_not_logged() -> Iterator[None]:
     logging.disable(logging.NOTSET)
 
 
-def run_many(max_examples: int, stateful_step_count: int) -> None:
+def run_many(
+    max_examples: int,
+    stateful_step_count: int,
+    machine: type[Interleavings] = Interleavings,
+) -> None:
     number = int(os.environ.get("INTERLEAVINGS_SEED", random.SystemRandom().randrange(1 << 32)))
     print(f"INTERLEAVINGS_SEED={number}")
     run_state_machine_as_test(
-        seed(number)(Interleavings),
+        seed(number)(machine),
         settings=settings(
             max_examples=max_examples,
             stateful_step_count=stateful_step_count,
@@ -517,3 +557,12 @@ def test_every_request_ends_once_and_frees_its_blocks_at_every_hook_point() -> N
 @pytest.mark.slow
 def test_every_request_ends_once_and_frees_its_blocks_in_thousands_of_runs() -> None:
     run_many(5000, 60)
+
+
+def test_so_it_is_of_answers_that_keep_to_forms() -> None:
+    run_many(60, 50, InterleavedForms)
+
+
+@pytest.mark.slow
+def test_so_it_is_of_answers_that_keep_to_forms_in_thousands_of_runs() -> None:
+    run_many(3000, 60, InterleavedForms)

@@ -11,20 +11,17 @@ import os
 import random
 import signal
 from collections import Counter
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import jsonschema  # type: ignore[import-untyped]
 import pytest
-from jsonschema.validators import validator_for  # type: ignore[import-untyped]
 
 from engine.core.structured.grammars import MAX_LOSSES, REFUSED
 from tests.engine.core.structured.conftest import Walker
 from tests.engine.core.structured.test_deaths import masker_of
-from tests.engine.helpers.forms.published import Unavailable, store, suite
-from tests.engine.helpers.forms.schemas import draw_whole, fits
+from tests.engine.helpers.forms.asked import Asked, drawn, of_store, of_suite
+from tests.engine.helpers.forms.published import Unavailable
 from tests.engine.helpers.forms.scripted import nearly
 
 BATCH = 25
@@ -33,54 +30,6 @@ MAX_TOKENS = 440
 SCRIPTED = ["tests.engine.helpers.forms.scripted:Scripted"]
 NUM_SCHEMAS = 500
 MIN_SEEDED = 150
-DRAFTS = ("draft2020-12", "draft2019-09", "draft7")
-
-
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """A schema, where it is from, and documents that are to be written."""
-
-    origin: str
-    schema: dict[str, Any]
-    is_as_it_says: Callable[[Any], bool]
-    documents: tuple[str, ...] = ()
-
-    @property
-    def form(self) -> dict[str, Any]:
-        return {"json": self.schema, "disable_any_whitespace": True}
-
-
-def drawn(rng: random.Random) -> Asked:
-    schema = draw_whole(rng)
-    return Asked("seeded", schema, lambda value: fits(value, schema))
-
-
-def published() -> Iterator[Asked]:
-    """The official suite's schemas, each once, and those of the store."""
-    cases = {
-        json.dumps({**case.schema, "$schema": ""}): case
-        for draft in DRAFTS
-        for case in suite(draft)
-        if not case.file.startswith("optional") and isinstance(case.schema, dict)
-    }
-    for case in cases.values():
-        documents = tuple(json.dumps(test["data"]) for test in case.tests)
-        yield from _judged("suite", case.schema, documents)
-    for _, schema in store():
-        yield from _judged("store", schema)
-
-
-def _judged(
-    origin: str, schema: dict[str, Any], documents: tuple[str, ...] = ()
-) -> Iterator[Asked]:
-    """By another program's rules, if it has any for this schema."""
-    kind = validator_for(schema, default=jsonschema.Draft202012Validator)
-    try:
-        kind.check_schema(schema)
-    except jsonschema.SchemaError:
-        return
-    valid: Callable[[Any], bool] = kind(schema, format_checker=kind.FORMAT_CHECKER).is_valid
-    yield Asked(origin, schema, valid, documents)
 
 
 class Disturbed:
@@ -186,7 +135,7 @@ def test_answers_to_seeded_schemas_are_valid_and_survive_deaths(disturbed: Distu
 def test_answers_to_500_schemas_are_valid_and_survive_deaths(disturbed: Disturbed) -> None:
     """Those of others that are taken, and seeded ones, so many that there are 500 in any case."""
     try:
-        asked = list(published())
+        asked = [*of_suite(), *of_store()]
     except Unavailable as error:
         print(error)
         asked = []

@@ -7,6 +7,12 @@ from engine.pooling import PoolingParams
 from engine.repetition import RepetitionDetectionParams
 from tests.engine.core.sampling.row_processors import follower
 from tests.engine.helpers.fakes import EOS
+from tests.engine.helpers.interleavings.forms import (
+    FAILING,
+    FAILS_AT,
+    REFUSED_FORM,
+    length_of,
+)
 
 FIRST_OF_CYCLES = 300  # from here on tokens follow each other in circles of three
 CLASS_WEIGHTS = [[0.01, 0.5], [-0.02, 1.0], [0.03, -1.0]]
@@ -39,6 +45,9 @@ def expected_answer(fields: dict[str, Any], max_model_len: int) -> tuple[list[in
     while (reason := _end(tokens, fields, limit)) is None:
         if not prompt:
             return [], "error"
+        if (form := fields.get("structured_outputs")) is not None:
+            tokens, reason = _in_form(form.regex, prompt, tokens, limit)
+            return tokens[len(resumed) :], reason
         args = fields.get("extra_args") or {}
         if "fault" in args and len(tokens) == 2:
             return tokens[len(resumed) :], "error"
@@ -49,6 +58,19 @@ def expected_answer(fields: dict[str, Any], max_model_len: int) -> tuple[list[in
         else:
             tokens.append(successor([*prompt, *tokens][-1], fields["ignore_eos"]))
     return tokens[len(resumed) :], reason
+
+
+def _in_form(text: str, prompt: list[int], tokens: list[int], limit: int) -> tuple[list[int], str]:
+    """An answer that is held to one of `FORMS`, and why it ends."""
+    if text == REFUSED_FORM or (text.startswith(FAILING) and len(tokens) >= FAILS_AT):
+        return tokens, "error"
+    while len(tokens) < limit:
+        if text.startswith(FAILING) and len(tokens) >= FAILS_AT:
+            return tokens, "error"
+        if len(tokens) >= length_of(text):
+            return [*tokens, EOS], "stop"
+        tokens = [*tokens, successor([*prompt, *tokens][-1], ignore_eos=True)]
+    return tokens, "length"
 
 
 def _end(tokens: list[int], fields: dict[str, Any], limit: int) -> str | None:

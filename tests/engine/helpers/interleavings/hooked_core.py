@@ -1,8 +1,9 @@
 """`HookedCore`: a stepped core in which something may come at each point of a step.
 
 Its model has no weights, but a KV cache: what a step reads there must be what a step before wrote
-for the same text, whatever was stopped, moved or forgotten meanwhile. It pools prompts and applies
-logits processors with the engine's own code. What it answers is in `expected.py`.
+for the same text, whatever was stopped, moved or forgotten meanwhile. It pools prompts, applies
+logits processors and keeps to forms with the engine's own code; grammars are those of `forms.py`.
+What it answers is in `expected.py`.
 """
 
 import enum
@@ -13,19 +14,23 @@ from typing import Any
 import torch
 
 from engine.config import EngineConfig
+from engine.core.io_thread import GrammarsReady
 from engine.core.sampling.classifier_head import ClassifierHead
 from engine.core.sampling.logits_processors import NONE_LEFT, LogitsProcessors, process_rows
 from engine.core.sampling.pooler import pool_prompts
+from engine.core.sampling.sampler import _fenced
 from engine.core.scheduling.sequence import SampledToken, ScheduledSequence, Sequence, Tokens
 from engine.core.sleep import TAGS
+from engine.core.structured.masks import Fences, Masks, StepMasks
 from engine.lora import LoRARequest
-from tests.engine.helpers.fakes import VOCAB_SIZE, FakeModel, SteppedCore
+from tests.engine.helpers.fakes import EOS, VOCAB_SIZE, FakeModel, SteppedCore
 from tests.engine.helpers.interleavings.expected import (
     CLASS_WEIGHTS,
     candidates,
     hidden_state,
     successor,
 )
+from tests.engine.helpers.interleavings.forms import Forms, length_of
 
 PROCESSORS = [f"tests.engine.core.sampling.row_processors:{name}" for name in ("Follow", "Faulty")]
 # All at once, which no checkpoint has.
@@ -62,8 +67,11 @@ class Shelf:
 class CachedModel(FakeModel):
     """`content` is what its KV cache holds: of each slot, a hash of the text up to there."""
 
-    def __init__(self, block_size: int) -> None:
+    def __init__(self, block_size: int, forms: Forms) -> None:
         super().__init__(self._next_token)
+        self.forms = forms
+        # `Forms` has all that they use of `Grammars`.
+        self._masks = Masks(forms)  # type: ignore[arg-type]
         self.content: dict[tuple[int, int], int] = {}  # (block, place within it)
         self._block_size = block_size
         weights = torch.tensor(CLASS_WEIGHTS, dtype=torch.float64)
@@ -73,7 +81,18 @@ class CachedModel(FakeModel):
         for item in scheduled:
             if not item.sequence.is_finished:  # else its blocks are free soon
                 self._read_and_write(item)
+        sampled = [item for item in scheduled if item.is_sampled]
+        fences = self._fences(scheduled)
         tokens = super().execute(scheduled)
+        if fences is not None:
+            fenced = _fenced([it for it in tokens if it is not None], fences)
+            for row, error in fences.problems.items():
+                fenced[row] = SampledToken(-1, error=error)
+            for row, item in enumerate(sampled):
+                self._check_form(fences, row, item.sequence)
+            self._chosen = [token.token_id for token in fenced]
+            left = iter(fenced)
+            tokens = [None if token is None else next(left) for token in tokens]
         hidden = [
             hidden_state(item.sequence.token_ids[place])
             for item in scheduled
@@ -83,6 +102,24 @@ class CachedModel(FakeModel):
             rows = torch.tensor(hidden) if hidden else None
             pool_prompts(scheduled, rows, tokens, self._head)
         return tokens
+
+    def begin_masks(self, scheduled: list[ScheduledSequence]) -> StepMasks | None:
+        """Of the rows that are sampled, as the runner does before the model's work."""
+        return self._masks.begin([item.sequence for item in scheduled if item.is_sampled])
+
+    def _fences(self, scheduled: list[ScheduledSequence]) -> Fences | None:
+        masks = self.begin_masks(scheduled)
+        return None if masks is None else masks.wait()
+
+    def _check_form(self, fences: Fences, row: int, sequence: Sequence) -> None:
+        """A mask is of the answer as it is, and there is one if the answer goes on in its form."""
+        if sequence.matcher is None:
+            return
+        answer = sequence.token_ids[sequence.num_prompt_tokens :]
+        if row in fences.masked:
+            assert self.forms.has_text(sequence, answer), f"{sequence}: a mask of another text"
+        else:
+            assert row in fences.postponed or row in fences.problems
 
     def _read_and_write(self, item: ScheduledSequence) -> None:
         sequence, size = item.sequence, self._block_size
@@ -100,6 +137,11 @@ class CachedModel(FakeModel):
 
     def _next_token(self, sequence: Sequence) -> SampledToken:
         last, params = sequence.token_ids[-1], sequence.params
+        if sequence.matcher is not None:
+            assert not sequence.num_unknown  # its mask is of tokens that are known
+            num_tokens = sequence.num_output_tokens
+            is_end = num_tokens >= length_of(sequence.matcher.source.text)
+            return SampledToken(EOS if is_end else successor(last, ignore_eos=True))
         if params.logprobs is not None:
             scores = candidates(last, params.logprobs)
             return SampledToken(scores[0][0], logprobs=scores)
@@ -180,8 +222,9 @@ class HookedCore(SteppedCore):
 
     def __init__(self, at: Callable[[Hook], None], **settings: Any) -> None:
         self.shelf, self.memory = Shelf(), Memory()
+        self.forms = Forms(lambda: self.core.inbox.put(GrammarsReady()))
         super().__init__(
-            CachedModel(block_size=4),
+            CachedModel(4, self.forms),
             adapter_source=self.shelf,
             memory=self.memory,
             tasks=ALL_TASKS,
@@ -190,7 +233,8 @@ class HookedCore(SteppedCore):
         self.memory.core = self
         # It has a thread's one method and runs when a test says so; the field is typed as a thread.
         self.core._calls._parts._thread = self.memory  # type: ignore[assignment]
-        self.core._prepare = PROCESSORS_OF_ALL.prepare
+        self.core._prepare = lambda it: PROCESSORS_OF_ALL.prepare(it) or self.forms.prepare(it)
+        self.core._ready_grammars = self.forms.take_ready
         self.fails_next = 0  # how many tries to execute find no memory
         self._written: set[tuple[int, int]] = set()  # by the last step
         launch, update = self.model.launch, self.scheduler.update
@@ -204,6 +248,7 @@ class HookedCore(SteppedCore):
             at(Hook.BEFORE_EXECUTE)
             if self.fails_next:
                 self.fails_next -= 1
+                self.model.begin_masks(scheduled)
                 raise MemoryError
             self._check(scheduled)
             wait = launch(scheduled)
