@@ -23,6 +23,7 @@ MAX_TOOLS = 128  # of a server
 MAX_DESCRIPTION = 4096  # characters
 MAX_SCHEMA_BYTES = 16 * 1024
 MAX_SCHEMA_DEPTH = 24
+MAX_ARGUMENTS_DEPTH = 64
 MAX_SCHEMA_NODES = 4000  # with its references unfolded
 MAX_LIST_BYTES = 192 * 1024  # of a server
 DIGEST_CHARACTERS = 6
@@ -196,6 +197,7 @@ def parse_arguments(text: bytes, schema: Mapping[str, Any]) -> dict[str, Any]:
     """
     try:
         arguments = json.loads(text or b"{}", parse_constant=_refuse_constant)
+        _check_writable(arguments)
     except (ValueError, RecursionError):
         raise ToolError("tool_arguments_invalid", "the arguments are no JSON") from None
     if not isinstance(arguments, dict):
@@ -212,6 +214,21 @@ def parse_arguments(text: bytes, schema: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in arguments.items():
         _check_value(name, value, known.get(name))
     return arguments
+
+
+def _check_writable(value: object, depth: int = 0) -> None:
+    """Raises `ValueError` for what no message can hold: half a character, a very deep nesting."""
+    if depth > MAX_ARGUMENTS_DEPTH:
+        raise ValueError("nested too deep")
+    if isinstance(value, str):
+        value.encode()
+    elif isinstance(value, list):
+        for part in value:
+            _check_writable(part, depth + 1)
+    elif isinstance(value, dict):
+        for name, part in value.items():
+            name.encode()
+            _check_writable(part, depth + 1)
 
 
 def _check_value(name: str, value: object, schema: object) -> None:

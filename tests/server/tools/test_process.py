@@ -111,6 +111,8 @@ async def test_a_call_that_cannot_be_made_is_refused_by_its_code(
     assert await outcome(client, f"{key}-2", "none__echo") == "tool_unknown"
     assert await outcome(client, f"{key}-3", "good__echo") == "tool_arguments_invalid"
     assert await outcome(client, f"{key}-4", "good__echo", text=1) == "tool_arguments_invalid"
+    half = await outcome(client, f"{key}-8", "good__echo", text="\ud800")  # no message can say it
+    assert half == "tool_arguments_invalid"
     assert (
         await outcome(client, f"{key}-5", "good__echo", text="x" * 1001) == "tool_result_too_large"
     )
