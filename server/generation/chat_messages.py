@@ -15,6 +15,7 @@ from sessions.model.records import Message
 
 ChatMessage = dict[str, Any]  # {"role": …, "content": …, "tool_calls"?: …}
 ID_DIGITS = 9  # what Mistral's templates insist on
+MAX_DEPTH = 64  # of arguments; beyond a few hundred nobody can walk through them
 
 
 def is_said(message: Message) -> bool:
@@ -116,11 +117,19 @@ def _output_messages(message: Message, before: Message | None) -> list[ChatMessa
 
 
 def arguments_object(arguments: str) -> Any:
-    """As most templates take them; the text itself, if it is no JSON."""
+    """As most templates take them; the text itself, if it is no JSON, or nested very deep."""
     try:
-        return orjson.loads(arguments)
+        found = orjson.loads(arguments)
     except orjson.JSONDecodeError:  # what is JSON to others: a very large number, for instance
         return arguments
+    return arguments if _is_deeper(found, MAX_DEPTH) else found
+
+
+def _is_deeper(value: Any, levels: int) -> bool:
+    if not isinstance(value, dict | list):
+        return False
+    parts = value.values() if isinstance(value, dict) else value
+    return not levels or any(_is_deeper(part, levels - 1) for part in parts)
 
 
 def short_id(call_id: str) -> str:

@@ -50,6 +50,14 @@ def test_arguments_may_be_text_and_are_if_they_are_no_json() -> None:
     assert [one["function"]["arguments"] for one in texts["tool_calls"]] == ["{1}", '{"a": 1}']
 
 
+def test_arguments_that_are_nested_very_deep_stay_text() -> None:
+    deep, shallow = ('{"a":' * levels + "1" + "}" * levels for levels in (900, 60))
+    messages = [user("q"), calling("", call(0, deep), call(1, shallow)), given(0, 1)]
+    _, asked, *_ = chat_messages("", messages, with_calls=True)
+    texts = [one["function"]["arguments"] for one in asked["tool_calls"]]
+    assert texts[0] == deep and isinstance(texts[1], dict)
+
+
 def test_a_model_without_tools_gets_the_texts_alone() -> None:
     messages = [*ANSWERED[:1], calling("I look.", call(0)), given(0), *ANSWERED[3:]]
     assert chat_messages("s", messages, with_calls=False) == [
