@@ -51,6 +51,17 @@ class ImportedCall(Struct, frozen=True):
     status: Literal["completed", "incomplete", "failed"] = "completed"
 
 
+class ImportedOutput(Struct, frozen=True):
+    """What became of a call that a server carried out."""
+
+    call_id: Label
+    server_label: Annotated[str, Meta(min_length=1, max_length=64)]
+    output: str
+    status: Literal["completed", "failed", "denied", "cancelled", "unknown"]
+    id: Label | None = None
+    code: Annotated[str, Meta(min_length=1, max_length=64)] | None = None
+
+
 class ImportedUsage(Struct, frozen=True):
     """Tokens of an answer."""
 
@@ -72,6 +83,7 @@ class ImportedMessage(Struct, frozen=True):
     usage: ImportedUsage | None = None
     reasoning: str | None = None  # of an answer
     tool_calls: Annotated[list[ImportedCall], Meta(max_length=MAX_CALLS)] = []  # likewise
+    tool_outputs: Annotated[list[ImportedOutput], Meta(max_length=MAX_CALLS)] = []  # of these
 
 
 class ImportedSession(Struct, frozen=True):
@@ -124,6 +136,7 @@ def parse_import(data: bytes, model: str) -> Draft:
                 model=imported.model,
                 reasoning=_reasoning(imported, where),
                 tool_calls=_calls(imported, where),
+                tool_outputs=_call_outputs(imported, where),
                 outputs=_outputs(imported, known.get(imported.parent_id), where),
             )
         )
@@ -165,6 +178,33 @@ def _calls(imported: ImportedMessage, where: str) -> list[dict[str, str]] | None
             "status": call.status,
         }
         for call in calls
+    ]
+    return stored or None
+
+
+def _call_outputs(imported: ImportedMessage, where: str) -> list[dict[str, str]] | None:
+    """As they are stored; each of a call of the message, together as long as an answer at most."""
+    names = {call.call_id: call.name for call in imported.tool_calls}
+    outputs = imported.tool_outputs if imported.role == "assistant" else []
+    if sum(len(output.output.encode()) for output in outputs) > MAX_ANSWER_BYTES:
+        message = f"the outputs of a message's calls are longer than {MAX_ANSWER_BYTES} bytes"
+        raise ApiError("message_too_large", message, param=f"{where}.tool_outputs")
+    call_ids = {output.call_id for output in outputs}
+    if len(call_ids) < len(outputs) or not call_ids <= names.keys():
+        problem = "outputs are those of the message's calls, one for each"
+        raise invalid_field(f"{where}.tool_outputs", problem)
+    stored = [
+        {
+            "type": "function_call_output",
+            "id": output.id or output.call_id,
+            "call_id": output.call_id,
+            "name": names[output.call_id],
+            "server_label": output.server_label,
+            "output": output.output,
+            "status": output.status,
+            **({} if output.code is None else {"code": output.code}),
+        }
+        for output in outputs
     ]
     return stored or None
 

@@ -157,3 +157,39 @@ def test_settings_with_what_no_frame_may_have_are_refused(name: str, is_deep: bo
     }
     error = refusal(file(session={"settings": {name: given[name]}}))
     assert (error.code, error.param) == ("invalid_field", f"settings.{name}")
+
+
+CALLED: dict[str, Any] = {
+    **ANSWER,
+    "tool_calls": [{"call_id": "c", "name": "clock__now", "arguments": "{}"}],
+}
+DENIED: dict[str, Any] = {
+    "call_id": "c",
+    "server_label": "clock",
+    "output": "error tool_denied: the user said no",
+    "status": "denied",
+    "code": "tool_denied",
+}
+
+
+def test_what_became_of_calls_comes_back_with_them() -> None:
+    draft = parse_import(file(QUESTION, {**CALLED, "tool_outputs": [DENIED]}), "m")
+    assert draft.messages[1].tool_outputs == [
+        {"type": "function_call_output", "id": "c", "name": "clock__now", **DENIED}
+    ]
+    assert parse_import(file(QUESTION, CALLED), "m").messages[1].tool_outputs is None
+
+
+@pytest.mark.parametrize(
+    "outputs",
+    [
+        [{**DENIED, "call_id": "other"}],
+        [DENIED, DENIED],
+        [{**DENIED, "output": "x" * (MAX_ANSWER_BYTES + 1)}],
+        [{**DENIED, "status": "awaiting_consent"}],
+        [{**DENIED, "status": "in_progress"}],
+    ],
+)
+def test_outputs_are_of_calls_of_their_message_and_over(outputs: list[dict[str, Any]]) -> None:
+    error = refusal(file(QUESTION, {**CALLED, "tool_outputs": outputs}))
+    assert (error.param or "").startswith("messages[1].tool_outputs")
