@@ -5,6 +5,7 @@ successor of a token is the next piece. Any character of a prompt is the unknown
 """
 
 from pathlib import Path
+from typing import Any
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
@@ -21,11 +22,15 @@ SPELLED = "".join(
 )
 
 
-def build_spelling_model(folder: Path) -> tuple[Path, int]:
-    """The folder, and how many tokens the whole text has."""
-    pieces = _pieces(SPELLED)
+def build_spelling_model(
+    folder: Path, text: str = SPELLED, *, ends: bool = False, **model: Any
+) -> tuple[Path, int]:
+    """The folder, and how many tokens the whole text has; `ends`: after it the answer is over."""
+    pieces = _pieces(text)
     vocab = 1 + len(pieces) + len(CONTROL_TOKENS)
-    build_oracle_model(folder, vocab=vocab, max_positions=MAX_POSITIONS)
+    eos_token_ids = [1 + len(pieces)] if ends else None
+    model = {"max_positions": MAX_POSITIONS, "eos_token_ids": eos_token_ids, **model}
+    build_oracle_model(folder, vocab=vocab, **model)
     vocabulary = {"<unk>": 0} | {piece: number for number, piece in enumerate(pieces, 1)}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
     tokenizer.add_special_tokens(["<unk>", *CONTROL_TOKENS])

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from tests.end_to_end.site.harness import Client, Server
+from tests.end_to_end.site.harness import Client, Frame, Server
 from tests.helpers.patience import PATIENCE
 from tests.helpers.tiny_model import oracle_answer, oracle_word
 
@@ -33,6 +33,18 @@ async def next_question_works(client: Client, session: str) -> None:
             await asyncio.sleep(0.2)
     answer = await client.done(frame["response"]["id"])
     assert answer.final == oracle_answer(300, 10)
+
+
+async def ask_when_it_may(client: Client, session: str, text: str, settings: Frame) -> str:
+    """The response, of a worker that has just come, or whose core has: they say when to ask."""
+    create = {"session_id": session, "idempotency_key": session, "input": text}
+    async with asyncio.timeout(PATIENCE):
+        while True:
+            frame = await client.reply("response.create", **create, settings=settings)
+            if frame["type"] == "response.created":
+                return str(frame["response"]["id"])
+            assert frame["error"]["code"] == "engine_unavailable", frame
+            await asyncio.sleep(frame["error"]["retry_after_ms"] / 1000)
 
 
 def stored_text(server: Server, session: str) -> str:
