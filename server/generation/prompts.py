@@ -61,15 +61,17 @@ class Prompt:
     is_settled: bool = True  # no answer of the history was still being written
     is_held: bool = False  # its answer, to a form, to a call of a tool, or to few thoughts
     call_form: StructuredOutputsParams | None = None  # of an answer that must call a tool
+    has_tools: bool = False  # that it is offered
 
     @property
     def hash(self) -> str:
         """A short name, the same for the same prompt: an answer goes on under it alone.
 
-        So a worker of an older version, which knows of no forms, does not go on without one.
+        So a worker of an older version, which knows of no forms, does not go on without one; nor
+        with calls as text, although a prompt may be the same without tools.
         """
         digits = hashlib.sha256(array("I", self.token_ids).tobytes()).hexdigest()[:HASH_DIGITS]
-        return f"{digits}-form" if self.is_held else digits
+        return digits + "-tools" * self.has_tools + "-form" * self.is_held
 
 
 class PromptBuilders:
@@ -141,7 +143,7 @@ class PromptBuilder:
         held = self._held(settings, tools, alone)
         history = [message for message in path if is_said(message)]
         if not history:
-            return Prompt(alone, None, 0, is_settled, *held)
+            return Prompt(alone, None, 0, is_settled, *held, bool(tools))
         start = await self._start(uid, history, tail, len(alone), room)
         while True:
             ids = alone
@@ -155,7 +157,7 @@ class PromptBuilder:
                 len(history),
             )
         first = history[start].id if 0 < start < len(history) else None
-        return Prompt(ids, first, start, is_settled, *held)
+        return Prompt(ids, first, start, is_settled, *held, bool(tools))
 
     def _held(
         self,

@@ -216,6 +216,15 @@ async def test_older_workers_know_no_prompt_whose_answer_is_held(held: dict[str,
     assert formed.hash.startswith(plain.hash) and formed.hash != plain.hash
 
 
+async def test_older_workers_know_no_prompt_that_offers_tools() -> None:
+    settings = {"max_output_tokens": 1, "tools": FUNCTIONS}
+    none, offered = [
+        await held_builder().build("alice", "ses", None, "w", {**settings, "tool_choice": choice})
+        for choice in ("none", "auto")
+    ]
+    assert (none.token_ids, none.hash + "-tools") == (offered.token_ids, offered.hash)
+
+
 async def test_the_form_of_a_call_comes_with_the_prompt() -> None:
     settings = {"max_output_tokens": 1, "tools": FUNCTIONS}
     required, named, auto = [

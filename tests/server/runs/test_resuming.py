@@ -138,7 +138,7 @@ async def orphan(
         text_length=sum(utf16_length(e.delta) for e, _ in stored if isinstance(e, TextEvent)),
         status="in_progress",
         fields={
-            "prompt_hash": Prompt([1], None, 0).hash,
+            "prompt_hash": Prompt([1], None, 0, has_tools=True).hash,
             "model_fingerprint": worker.models.default.fingerprint,
         },
     )
