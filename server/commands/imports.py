@@ -27,7 +27,7 @@ from sessions.model.records import Message
 from sessions.store.copies import Draft
 
 MAX_ANSWER_BYTES = 512 * 1024  # more than the longest answer in the longest tokens
-MAX_CALLS = 256  # of one answer
+MAX_CALLS = 2048  # of one answer: each takes several tokens
 MAX_USAGE_TOKENS = 10_000_000  # of one answer: more than any context, and no sum gets out of hand
 Label = Annotated[str, Meta(min_length=1, max_length=128)]
 Tokens = Annotated[int, Meta(ge=0, le=MAX_USAGE_TOKENS)]
@@ -75,7 +75,7 @@ class ImportedMessage(Struct, frozen=True):
 
     id: Label
     role: Literal["user", "assistant", "tool"]
-    content: Annotated[list[ImportedText], Meta(max_length=64)]
+    content: Annotated[list[ImportedText], Meta(max_length=MAX_CALLS)]  # a part for each output
     parent_id: Label | None = None
     status: Literal["completed", "interrupted", "failed"] = "completed"
     created_at: Annotated[int, Meta(ge=0, le=MAX_INTEGER)] | None = None
@@ -235,7 +235,8 @@ def _reasoning(imported: ImportedMessage, where: str) -> str | None:
 def _text(imported: ImportedMessage, where: str) -> str:
     text = "".join(part.text for part in imported.content)
     is_question = imported.role == "user"
-    most = MAX_ANSWER_BYTES if imported.role == "assistant" else MAX_INPUT_BYTES
+    # Outputs may be a client's and the server's, and lines that say why there is none.
+    most = MAX_INPUT_BYTES if is_question else MAX_ANSWER_BYTES
     if len(text.encode()) > most:
         message = f"a message is longer than {most} bytes"
         raise ApiError("message_too_large", message, param=f"{where}.content")

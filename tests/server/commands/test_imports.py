@@ -92,6 +92,19 @@ def test_imported_texts_have_the_limits_of_the_live_path() -> None:
         assert refusal(file(*first, beyond)).code == "message_too_large"
 
 
+def test_as_many_outputs_are_imported_as_an_answer_has_calls() -> None:
+    text = "x" * MAX_INPUT_BYTES  # of one, as the server's may come beside a client's
+    ids = [f"c{number}" for number in range(150)]
+    calls = [{"call_id": each, "name": "f", "arguments": "{}"} for each in ids]
+    parts = [{"type": "text", "text": "no", "call_id": each} for each in ids]
+    parts[0]["text"] = text
+    given = {"id": "t", "parent_id": "a", "role": "tool", "content": parts}
+    draft = parse_import(file(QUESTION, {**ANSWER, "tool_calls": calls}, given), "m")
+    outputs = draft.messages[2].outputs or []
+    assert [each["call_id"] for each in outputs] == ids
+    assert outputs[0]["output"] == text
+
+
 def test_an_imported_answer_keeps_its_thoughts_and_a_question_has_none() -> None:
     thinking = {"reasoning": "Hm."}
     draft = parse_import(file({**QUESTION, **thinking}, {**ANSWER, **thinking}), "m")
