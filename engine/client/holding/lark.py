@@ -11,6 +11,7 @@ from typing import Any
 
 from engine.client.parsing.marks import MARK, Marks
 from engine.errors import ValidationError
+from engine.grammar.schemas import tighten
 
 ANY = "/(?s:.*)/"
 # White space that belongs to nobody; few, so that it is not all of an answer.
@@ -74,11 +75,18 @@ class Lark:
         return self._names[key]
 
     def json(self, schema: Mapping[str, Any]) -> str:
-        """JSON that a schema describes, with no more white space than people write."""
+        """JSON that a schema describes, with no more white space than people write.
+
+        Raises `ValidationError` for what would not be held.
+        """
         own = schema.get("x-guidance", {})
         if isinstance(own, Mapping) and not own.keys() & _OF_SPACE:
             schema = {**schema, "x-guidance": {**own, "whitespace_pattern": JSON_SPACE}}
-        return self.rule(f"%json {json.dumps(schema)}")
+        try:
+            held = tighten(schema)
+        except ValueError as error:
+            raise ValidationError(f"parameters of a tool: {error}", "tools", None) from error
+        return self.rule(f"%json {json.dumps(held)}")
 
     def space(self) -> str:
         """White space, or none."""

@@ -8,8 +8,8 @@ import llguidance
 from llguidance import LLMatcher, StructTag
 
 from engine.core.structured.frames import Source
-from engine.core.structured.schemas import problems_of, tighten
 from engine.errors import one_line
+from engine.grammar.schemas import problems_of, tighten
 
 _EXCERPT = re.compile(r"^ *(?:\d+ \|.*|\^ *)\n?", re.M)
 

@@ -25,7 +25,9 @@ UNKNOWN = {
     "item_id": "item_" + "A" * 22,
 }
 OWNED = [
-    one for one in LISTED if one.access is Access.USER and set(re.findall(r"{(\w+)}", one.path))
+    one
+    for one in LISTED
+    if one.access is Access.USER and UNKNOWN.keys() & set(re.findall(r"{(\w+)}", one.path))
 ]
 BODIES: dict[tuple[str, str], dict[str, Any]] = {
     ("PATCH", "/v1/sessions/{session_id}"): {"title": "mine now"},
@@ -33,6 +35,7 @@ BODIES: dict[tuple[str, str], dict[str, Any]] = {
     ("POST", "/v1/sessions/{session_id}/fork"): {"message_id": "$message_id"},
     ("POST", "/v1/sessions/{session_id}/queue"): {"input": "hello"},
     ("POST", "/v1/responses/{response_id}/steer"): {"input": "hello"},
+    ("POST", "/v1/responses/{response_id}/consent"): {"call_id": "call_1", "decision": "allow"},
 }
 
 

@@ -282,6 +282,7 @@ def test_more_than_a_grammar_may_have_is_refused() -> None:
         ({}, None, "tools"),
         ({"a b": {}}, None, "tools"),
         ({"a": {"type": "array"}}, None, "tools"),
+        ({"a": {"minProperties": 3}}, None, "tools"),
         ({"a": {}}, "b", "tool_choice"),
     ],
 )
