@@ -11,7 +11,7 @@ from server.api.rest.operation import Access, ApiContext, Call, Operation
 from server.commands.stateless.answer import StatelessAnswer
 from server.protocol.client_frames import to_struct
 
-PARAMS = {"structured_outputs": "response_format", "prompt": "messages"}
+PARAMS = {"prompt": "messages"}  # where ours differ; and see `param_of`
 
 
 class ChatCompletions:
@@ -19,7 +19,7 @@ class ChatCompletions:
 
     def __init__(self, context: ApiContext) -> None:
         self._models = context.services.models
-        self._exchange = Exchange(context.services.stateless.answers, PARAMS)
+        self._exchange = Exchange(context.services.stateless.answers)
 
     def operations(self) -> list[Operation]:
         return [
@@ -45,7 +45,18 @@ class ChatCompletions:
             with_usage = options is not None and bool(options.include_usage)
             return ChatAnswer(answer, request.model, fingerprint, with_usage=with_usage)
 
-        is_streamed = bool(request.stream)
         return await self._exchange.answer(
-            call, request.asked, words_for, is_streamed=is_streamed, options=options
+            call,
+            request.asked,
+            words_for,
+            is_streamed=bool(request.stream),
+            options=options,
+            param_of=lambda name: param_of(name, request),
         )
+
+
+def param_of(name: str, asked: ChatRequest) -> str:
+    """Which field of the body the engine means by its parameter of this name."""
+    if name == "structured_outputs":  # of a form, or of a call that must be
+        return "response_format" if asked.tool_choice in (None, "auto", "none") else "tools"
+    return PARAMS.get(name, name)

@@ -17,7 +17,7 @@ class Completions:
 
     def __init__(self, context: ApiContext) -> None:
         self._models = context.services.models
-        self._exchange = Exchange(context.services.stateless.answers, {})
+        self._exchange = Exchange(context.services.stateless.answers)
 
     def operations(self) -> list[Operation]:
         return [

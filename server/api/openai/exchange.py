@@ -25,6 +25,8 @@ from server.commands.stateless.answers import StatelessAnswers
 from server.commands.stateless.asked import Asked, Ended, Heard
 from server.protocol.errors import ApiError
 
+ParamOf = Callable[[str], str]
+
 
 class StreamOptions(Struct, frozen=True):
     """Of a call that asks for a stream."""
@@ -51,11 +53,10 @@ class Words(Protocol):
 
 
 class Exchange:
-    """`params` are this route's names for parameters that the engine may refuse."""
+    """What the routes share."""
 
-    def __init__(self, answers: StatelessAnswers, params: dict[str, str]) -> None:
+    def __init__(self, answers: StatelessAnswers) -> None:
         self._answers = answers
-        self._params = params
 
     async def answer(
         self,
@@ -65,8 +66,12 @@ class Exchange:
         *,
         is_streamed: bool,
         options: StreamOptions | None,
+        param_of: ParamOf = str,
     ) -> Response:
-        """Raises `ApiError` and the store's errors as long as nothing was sent."""
+        """Raises `ApiError` and the store's errors as long as nothing was sent.
+
+        `param_of` gives the call's name for a parameter that the engine refuses.
+        """
         receive = call.request.receive
         async with AsyncExitStack() as leave:
             try:
@@ -75,55 +80,58 @@ class Exchange:
                 leave.push_async_callback(events.aclose)
                 first = await until_gone(receive, next_of(events))
                 assert first is not None  # each answer has an end
-                self._check(first)  # as long as there is no status yet
+                _check(first, param_of)  # as long as there is no status yet
                 words = words_for(answer)
                 if is_streamed:
                     with_usage = options is not None and bool(options.include_usage)
-                    chunks = self._stream(words, first, events, with_usage=with_usage)
+                    chunks = _stream(words, first, events, param_of, with_usage=with_usage)
                     return TokenStream(chunks, leave.pop_all().aclose)
-                await until_gone(receive, self._collect(words, first, events))
+                await until_gone(receive, _collect(words, first, events, param_of))
             except ClientGone:
                 return gone()
             return json_response(words.whole())
 
-    async def _collect(
-        self, words: Words, first: Heard, events: AsyncGenerator[Heard, None]
-    ) -> None:
-        words.take(first)
+
+async def _collect(
+    words: Words, first: Heard, events: AsyncGenerator[Heard, None], param_of: ParamOf
+) -> None:
+    words.take(first)
+    async for heard in events:
+        _check(heard, param_of)
+        words.take(heard)
+
+
+async def _stream(
+    words: Words,
+    first: Heard,
+    events: AsyncGenerator[Heard, None],
+    param_of: ParamOf,
+    *,
+    with_usage: bool,
+) -> AsyncGenerator[bytes, None]:
+    for chunk in words.chunks(first):
+        yield encode_event(chunk)
+    async with aclosing(events):
         async for heard in events:
-            self._check(heard)
-            words.take(heard)
+            if (problem := _problem(heard, param_of)) is not None:
+                yield encode_event({"error": problem.body()})
+                return
+            for chunk in words.chunks(heard):
+                yield encode_event(chunk)
+    if with_usage:
+        yield encode_event(words.usage_chunk())
+    yield DONE
 
-    async def _stream(
-        self,
-        words: Words,
-        first: Heard,
-        events: AsyncGenerator[Heard, None],
-        *,
-        with_usage: bool,
-    ) -> AsyncGenerator[bytes, None]:
-        for chunk in words.chunks(first):
-            yield encode_event(chunk)
-        async with aclosing(events):
-            async for heard in events:
-                if (problem := self._problem(heard)) is not None:
-                    yield encode_event({"error": problem.body()})
-                    return
-                for chunk in words.chunks(heard):
-                    yield encode_event(chunk)
-        if with_usage:
-            yield encode_event(words.usage_chunk())
-        yield DONE
 
-    def _check(self, heard: Heard) -> None:
-        if (problem := self._problem(heard)) is not None:
-            raise problem
+def _check(heard: Heard, param_of: ParamOf) -> None:
+    if (problem := _problem(heard, param_of)) is not None:
+        raise problem
 
-    def _problem(self, heard: Heard) -> ApiError | None:
-        """Of an answer that has failed."""
-        if not isinstance(heard, Ended):
-            return None
-        if heard.reason == "refused":
-            param = self._params.get(heard.param, heard.param)
-            return ApiError("invalid_field", heard.problem, param=param)
-        return ApiError("engine_unavailable", heard.problem) if heard.reason == "error" else None
+
+def _problem(heard: Heard, param_of: ParamOf) -> ApiError | None:
+    """Of an answer that has failed."""
+    if not isinstance(heard, Ended):
+        return None
+    if heard.reason == "refused":
+        return ApiError("invalid_field", heard.problem, param=param_of(heard.param))
+    return ApiError("engine_unavailable", heard.problem) if heard.reason == "error" else None

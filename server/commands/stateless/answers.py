@@ -68,7 +68,7 @@ class StatelessAnswers:
             settings = self._settings(model, asked)
             token_ids = await self._prompt(uid, engine, asked, settings)
         room = engine.model_config.max_model_len - len(token_ids)
-        max_tokens = _tokens(settings, room, entered.budget, token_ids)
+        max_tokens = _tokens(settings, room, entered.budget, token_ids, asked.num_answers)
         work = Work(
             engine,
             token_ids,
@@ -185,11 +185,19 @@ def _is_stopped(error: ValidationError) -> bool:
 
 
 def _tokens(
-    settings: Mapping[str, Any], room: int, budget: Budget | None, prompt: Sequence[int]
+    settings: Mapping[str, Any],
+    room: int,
+    budget: Budget | None,
+    prompt: Sequence[int],
+    num_answers: int,
 ) -> int:
-    """So many at most: what was asked for, fits, and is left of the user's day; one at least."""
+    """So many at most of each answer: what was asked for, fits, and is left of the user's day for
+    it; one at least.
+    """
     wanted = min(int(settings["max_output_tokens"]), room)
-    return wanted if budget is None else max(1, min(wanted, budget.remaining - len(prompt)))
+    if budget is None:
+        return wanted
+    return max(1, min(wanted, (budget.remaining - len(prompt)) // num_answers))
 
 
 def _too_long(num_tokens: str, limit: int) -> ApiError:

@@ -73,8 +73,9 @@ class Entry:
             engine = await self._engine(model)
         call_id = new_response_id(new_session_id())
         if self._limit is not None:
-            await self._limit.take(uid, call_id)
+            # First, since a client may leave while the store counts.
             leave.callback(self._limit.free, uid, call_id)
+            await self._limit.take(uid, call_id)
         self._inside[call_id] = uid
         self._empty.clear()
         leave.callback(self._leave, call_id)

@@ -6,8 +6,11 @@ from typing import Any
 
 import pytest
 
+from server.api.openai.chat import param_of
+from server.api.openai.chat_request import ChatRequest
 from server.worker.app import Worker
 from sessions.connection.embedded import EmbeddedRedis
+from sessions.model.quotas import Budget
 from tests.helpers.patience import PATIENCE
 from tests.helpers.redis_server import fresh_prefix
 from tests.helpers.tiny_model import oracle_answer, oracle_word
@@ -103,6 +106,51 @@ async def test_it_counts_among_the_answers_of_its_user(house: House) -> None:
     assert house.worker.services.stateless.entry.slots() == []
 
 
+class SlowLimit:
+    """A limit whose store counts an answer, and does not say so."""
+
+    def __init__(self) -> None:
+        self.taken = asyncio.Event()
+        self.counted: set[str] = set()
+
+    async def take(self, uid: str, response_id: str) -> None:
+        self.counted.add(response_id)
+        self.taken.set()
+        await asyncio.Event().wait()
+
+    def free(self, uid: str, response_id: str) -> None:
+        self.counted.remove(response_id)
+
+
+async def test_a_client_that_leaves_while_it_is_counted_counts_no_more(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limit = SlowLimit()
+    monkeypatch.setattr(house.worker.services.stateless.entry, "_limit", limit)
+    http = house.ask()
+    async with asyncio.timeout(PATIENCE):
+        await limit.taken.wait()
+        http.leave()
+        await http.answered
+    assert limit.counted == set()
+
+
+async def test_several_answers_share_what_is_left_of_the_day(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def left(_: str) -> Budget:
+        return Budget(limit=100, used=91, reset_ms=1)
+
+    monkeypatch.setattr(house.worker.store.budgets, "check", left)
+    said = await house.ask(n=4, max_tokens=50).body()
+    assert said["usage"] == {
+        "prompt_tokens": 1,
+        "completion_tokens": 8,
+        "total_tokens": 9,
+        "prompt_tokens_details": {"cached_tokens": 0},
+    }
+
+
 async def test_a_worker_that_leaves_says_so_in_the_stream(house: House) -> None:
     http = house.ask(stream=True, max_tokens=50)
     request = await house.asked()
@@ -154,3 +202,13 @@ async def test_refusals_tell_clients_whether_to_ask_again(house: House) -> None:
     await http.body()
     assert http.status == 503 and http.headers[b"retry-after-ms"] == b"1000"
     assert b"x-should-retry" not in http.headers
+
+
+@pytest.mark.parametrize(
+    ("choice", "param"),
+    [(None, "response_format"), ("none", "response_format"), ("required", "tools")],
+)
+def test_what_an_answer_cannot_be_held_to_is_named(choice: Any, param: str) -> None:
+    asked = ChatRequest(model="m", messages=[], tool_choice=choice)
+    assert param_of("structured_outputs", asked) == param
+    assert param_of("seed", asked) == "seed"
