@@ -103,7 +103,7 @@ async def test_the_example_of_the_page_answers_with_consent(tmp_path: Path) -> N
 
 
 async def test_a_call_runs_once_although_its_worker_is_killed(tmp_path: Path) -> None:
-    good = {**GOOD, "env": {"FOLDER": str(tmp_path)}, "consent": "never"}
+    good = {**GOOD, "env": {"FOLDER": str(tmp_path)}, "consent": "never", "timeout_seconds": 600}
     began, go = tmp_path / "k-began", tmp_path / "k-go"
     for pipe in (began, go):
         os.mkfifo(pipe)
@@ -129,7 +129,7 @@ async def test_a_call_runs_once_although_its_worker_is_killed(tmp_path: Path) ->
 
 async def test_a_server_that_hangs_harms_nobody_elses_answer(tmp_path: Path) -> None:
     silent = program("silent", timeout_seconds=600, consent="never")
-    good = {**GOOD, "env": {"FOLDER": str(tmp_path)}, "consent": "never"}
+    good = {**GOOD, "env": {"FOLDER": str(tmp_path)}, "consent": "never", "timeout_seconds": 600}
     began = tmp_path / "h-began"
     os.mkfifo(began)
     call = ("good__wait", {"name": "h"})

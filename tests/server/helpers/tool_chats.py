@@ -41,7 +41,9 @@ Chats = Callable[..., AbstractAsyncContextManager["ToolChat"]]
 
 def servers(folder: Path) -> dict[str, Any]:
     """One program under several names: each has another policy."""
-    good = {**GOOD, "env": {"FOLDER": str(folder)}, "consent": "never"}
+    # No call that a test holds may end by itself, however slow the machine is.
+    patient = {**GOOD, "env": {"FOLDER": str(folder)}, "timeout_seconds": 600}
+    good = {**patient, "consent": "never"}
     return {
         "good": good,
         "dying": good,
