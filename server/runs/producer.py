@@ -27,6 +27,7 @@ from server.engines.client import (
     ModelLoadError,
     ParsedArguments,
     ParsedBegin,
+    ParsedEnd,
     RequestOutput,
     RequestProgress,
     SamplingParams,
@@ -312,7 +313,10 @@ class Producer:
             )
         finally:
             if self._reader is not None:
-                self._new_parts += self._reader.finish()
+                rest = self._reader.finish()
+                if finish_reason == "length":  # a call that is cut is incomplete, as after a stop
+                    rest = [part for part in rest if not _is_broken(part)]
+                self._new_parts += rest
             self._flush()  # the last text does not wait for the window's end
         if run.stopping is not None and confirmed:
             run.timeline.note("aborted_at")
@@ -597,6 +601,11 @@ class Producer:
 def _kind(part: Said) -> bool | None:
     """What is joined: text (False), thoughts (True); None: something of a call."""
     return part.is_reasoning if isinstance(part, Part) else None
+
+
+def _is_broken(part: Said) -> bool:
+    """Whether it ends a call that is not whole."""
+    return isinstance(part, ParsedEnd) and not part.is_valid
 
 
 def _arguments_of(part: CallPart) -> int | None:

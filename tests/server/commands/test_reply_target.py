@@ -257,6 +257,19 @@ async def test_a_stop_keeps_the_calls_that_were_shown(
     assert continued["error"]["param"] == "continue_of"
 
 
+async def test_a_call_that_the_answer_had_no_room_for_is_incomplete(
+    worker: Worker, client: LocalClient, engine: CallingEngine
+) -> None:
+    engine.first = ['<tool_call>{"name": "weather", "arguments": {"ci', 'ty": "Brno"}}</tool_call>']
+    session = await client.new_session()
+    settings = SETTINGS | {"max_output_tokens": 1}
+    answer = await client.done(await client.ask(session, "How is it?", settings=settings))
+    assert answer.done is not None
+    assert answer.done["response"]["status_details"]["reason"] == "max_output_tokens"
+    calls = (await messages_of(worker, session))[-1].tool_calls or ()
+    assert [(call["arguments"], call["status"]) for call in calls] == [('{"ci', "incomplete")]
+
+
 async def test_an_export_brings_calls_and_outputs_back(worker: Worker, client: LocalClient) -> None:
     session_id, calls = await called(client, worker)
     await client.done(await client.ask(session_id, outputs(calls, "rain", "noon")))

@@ -90,11 +90,12 @@ class CallingEngine(ScriptedEngine):
         if on_progress is not None:
             on_progress(RequestProgress(None, 1, 0, 1, scheduled=True))
         words = self.words(prompt["prompt_token_ids"])[len(resume_token_ids) :]
-        for number, word in enumerate(words):
+        room = (sampling_params.max_tokens or len(words)) - len(resume_token_ids)
+        for number, word in enumerate(words[:room]):
             await request.at("first" if number == 0 else "mid", self._dice)
             if request.aborted.is_set():
                 yield _output(request_id, "", [], "abort")
                 return
             yield _output(request_id, word, [7], None)
         request.reached["ended"].set()
-        yield _output(request_id, "", [], "stop")
+        yield _output(request_id, "", [], "length" if len(words) > room else "stop")
