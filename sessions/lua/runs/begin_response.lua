@@ -49,10 +49,11 @@ if given and args.parent_id ~= '' and redis.call('HEXISTS', msg, args.parent_id)
   return {'parent_not_found'}
 end
 local num_new = (args.user_id ~= '' and 1 or 0) + (args.continues == '' and 1 or 0)
-if args.max_messages ~= '0' and message_count + num_new > tonumber(args.max_messages) then
+local is_promised = args.next_round ~= '' -- to its user: there are few of them after a question
+if not is_promised and args.max_messages ~= '0' and message_count + num_new > tonumber(args.max_messages) then
   return {'quota', 'messages'}
 end
-if args.max_bytes ~= '0' and (bytes or 0) + size_of(args.user_body) > tonumber(args.max_bytes) then
+if not is_promised and args.max_bytes ~= '0' and (bytes or 0) + size_of(args.user_body) > tonumber(args.max_bytes) then
   return {'quota', 'bytes'}
 end
 if args.queue_revision ~= '' and args.queue_revision ~= (redis.call('HGET', m, 'queue_revision') or '0') then

@@ -12,12 +12,14 @@ from sessions.model.errors import (
     ItemNotFound,
     QueueChanged,
     QueueFull,
+    QuotaExceeded,
     ResponseInProgress,
     SessionLocked,
     SessionNotFound,
 )
 from sessions.model.ids import new_session_id
 from sessions.model.queue import LOOK_AFTER_MS, MAX_ITEMS, NextRound, Queue, TakenInput
+from sessions.model.quotas import Quotas
 from tests.sessions.helpers.chat import Chat
 from tests.sessions.helpers.queued import queued, texts_of
 
@@ -273,6 +275,19 @@ async def test_what_follows_an_answer_is_kept_with_its_end_and_begins_once(chat:
     assert await next_round(chat) is None
     with pytest.raises(QueueChanged):
         await chat.begin(next_round=kept)
+
+
+async def test_what_follows_is_not_refused_in_a_session_that_is_full(
+    chat: Chat, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await ended_with_calls(chat)
+    kept = await next_round(chat)
+    full = Quotas(messages_per_session=1, bytes_per_session=1)
+    monkeypatch.setattr(chat.store.context, "quotas", full)
+    with pytest.raises(QuotaExceeded):
+        await chat.begin("a question")
+    begun = await chat.begin(idempotency_key="calls", next_round=kept)
+    assert not begun.replayed
 
 
 async def test_a_question_that_is_faster_takes_the_place_of_what_follows(chat: Chat) -> None:
