@@ -37,12 +37,19 @@ def schemas_of(tools: Sequence[Mapping[str, Any]]) -> Tools | None:
 class AnswerReader:
     """One answer of an engine, from its prompt on.
 
-    `tools` are those that the model was offered; None: what looks like a call is text.
+    `tools` are those that the model was offered; None: what looks like a call is text. An answer
+    that `must_call` has no text: what is none yet of a call that was cut is nothing.
     """
 
     def __init__(
-        self, engine: EngineClient, prompt_token_ids: Sequence[int], tools: Tools | None = None
+        self,
+        engine: EngineClient,
+        prompt_token_ids: Sequence[int],
+        tools: Tools | None = None,
+        *,
+        must_call: bool = False,
     ) -> None:
+        self._must_call = must_call
         grammar = engine.answer_grammar
         self.marks: Marks | None = None  # that the engine's text must have; None: none
         self._parser: AnswerParser | None = None
@@ -60,11 +67,18 @@ class AnswerReader:
         """What the engine's text says; what may still become a marker waits."""
         if self._parser is None:
             return [Part(text)] if text else []
-        return _parts(self._parser.feed(text))
+        return self._said(self._parser.feed(text))
 
     def finish(self) -> list[Said]:
         """What was held back. The answer is over."""
-        return [] if self._parser is None else _parts(self._parser.finish())
+        return [] if self._parser is None else self._said(self._parser.finish())
+
+    def _said(self, events: Sequence[ParsedEvent]) -> list[Said]:
+        return [part for part in _parts(events) if not (self._must_call and _is_text(part))]
+
+
+def _is_text(part: Said) -> bool:
+    return isinstance(part, Part) and not part.is_reasoning
 
 
 def _parts(events: Sequence[ParsedEvent]) -> list[Said]:

@@ -28,6 +28,7 @@ ARGUMENTS_DONE = str(ArgumentsDoneEntry.__struct_config__.tag)
 CALL_ENTRIES = frozenset((ADDED, ITEM_DONE, ARGUMENTS, ARGUMENTS_DONE))
 OUTPUT = str(FunctionCallOutput.__struct_config__.tag)
 CANCELLED = "error tool_cancelled: the call was stopped; the tool may have run"
+NOT_STARTED = "error tool_not_started: the answer was stopped before the call ran"
 
 
 @dataclass(slots=True)
@@ -87,7 +88,10 @@ class CallOutput:
             return self.item
         kept = ("type", "id", "call_id", "name", "server_label")
         item = {name: self.item[name] for name in kept if name in self.item}
-        return {**item, "output": CANCELLED, "status": "cancelled", "code": "tool_cancelled"}
+        code, output = ("tool_not_started", NOT_STARTED)
+        if self.is_sent:
+            code, output = ("tool_cancelled", CANCELLED)
+        return {**item, "output": output, "status": "cancelled", "code": code}
 
 
 class CallLedger:

@@ -44,7 +44,7 @@ from server.generation.answers import (
 from server.generation.logprobs import token_logprobs
 from server.generation.prompts import PromptBuilder
 from server.generation.queue_estimate import QueueEstimate
-from server.generation.sampling import has_form, offered_tools, sampling_params
+from server.generation.sampling import has_form, must_call, offered_tools, sampling_params
 from server.live.hub import Hub
 from server.live.response_log import reasoning_of, text_of
 from server.protocol.errors import ApiError
@@ -272,8 +272,11 @@ class Producer:
             return run.end("abort", None, "released")
         run.num_prompt_tokens = len(token_ids)
         if not (self._engine.answer_grammar.is_plain or has_form(run.response["settings"])):
-            tools = schemas_of(offered_tools(run.response["settings"]))
-            self._reader = AnswerReader(self._engine, token_ids, tools)
+            settings = run.response["settings"]
+            tools = schemas_of(offered_tools(settings))
+            self._reader = AnswerReader(
+                self._engine, token_ids, tools, must_call=must_call(settings)
+            )
         if run.token_ids and not self._take_up(token_ids, params):
             return End("incomplete", "owner_lost", "released")
         finish_reason, stop_reason, confirmed = "error", None, True

@@ -78,6 +78,7 @@ class StatelessAnswers:
             schemas_of(offered_tools(settings)),
             is_parsed=asked.prompt is None and not has_form(settings),
             max_seconds=self._max_seconds,
+            must_call=must_call(settings),
         )
         answer = StatelessAnswer(entered.id, work)
         self._running.add(answer)

@@ -39,6 +39,7 @@ class Work:
     tools: Tools | None  # that the model was offered
     is_parsed: bool  # whether thoughts and calls are told from text
     max_seconds: float  # of an answer; 0: no limit
+    must_call: bool = False  # the answers are held to calls
 
 
 class Choice:
@@ -56,7 +57,9 @@ class Choice:
         self._has_called = False
         self._reader: AnswerReader | None = None
         if work.is_parsed and not work.engine.answer_grammar.is_plain:
-            self._reader = AnswerReader(work.engine, work.token_ids, work.tools)
+            self._reader = AnswerReader(
+                work.engine, work.token_ids, work.tools, must_call=work.must_call
+            )
 
     async def produce(self) -> Ended:
         """Ask for it, and take all of it. Never raises for what the engine does."""

@@ -14,6 +14,7 @@ STATUS_OF_CODE = {
 NOT_SENT = frozenset(
     (
         "tool_unknown",
+        "tool_not_started",
         "tool_denied",
         "tool_consent_timeout",
         "tool_limit_reached",

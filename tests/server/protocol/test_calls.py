@@ -104,6 +104,8 @@ def test_what_the_end_of_an_answer_leaves_open_is_cancelled(num_stored: int, is_
     assert output.is_sent is is_sent
     (final,) = read.final_outputs()
     assert final["status"] == ("completed" if num_stored == 4 else "cancelled")
+    code = "tool_cancelled" if is_sent else "tool_not_started"
+    assert final.get("code") == (None if num_stored == 4 else code)
     assert not {"consent", "expires_at"} & final.keys()
 
 

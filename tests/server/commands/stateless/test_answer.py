@@ -98,6 +98,17 @@ async def test_thoughts_and_calls_are_told_from_text_where_the_model_has_such() 
     assert text_of(plain) == "".join(written) and plain[-1] == Ended(0, "stop")
 
 
+async def test_an_answer_that_must_call_has_no_text_when_its_call_is_cut() -> None:
+    engine = Speaker("<think>Hm.</think>", '<tool_call>{"name": "g')
+    engine.grammar = grammar_of("", name="hermes")
+    heard = await heard_of(answer_of(engine, tools={"go": {}}, must_call=True))
+    assert [part for each in heard if isinstance(each, Delta) for part in each.parts] == [
+        Part("Hm.", is_reasoning=True)
+    ]
+    free = await heard_of(answer_of(engine, tools={"go": {}}))
+    assert text_of(free).endswith('<tool_call>{"name": "g')
+
+
 async def test_who_closes_it_ends_the_generation() -> None:
     engine = Speaker("one ", "two ", "three")
     engine.held = "two "
