@@ -155,9 +155,9 @@ def test_a_file_of_several_types_has_each_weight_in_as_many_bits_as_it_needs(
     checkpoint: Folders, tmp_path: Path
 ) -> None:
     others = {
+        "layers.2.self_attn.v_proj": "Q4_0",  # the first that fits counts
         "v_proj": "Q8_0",
         "layers.0.mlp.down_proj": "Q5_1",
-        "layers.2.self_attn.v_proj": "Q4_0",
         "layers.2.mlp.down_proj": "F16",
         "lm_head": "F16",
     }
