@@ -508,6 +508,7 @@ class Interleavings(RuleBasedStateMachine):
 class InterleavedForms(Interleavings):
     """The same of answers that mostly keep to a form, whose masker dies, and with less beside."""
 
+    # Rules of the other machine that this one goes without: so hypothesis drops them.
     search = sleep = silence_client = change_shelf = None  # type: ignore[assignment]
     wake_up = call = lose_client = None  # type: ignore[assignment]
 

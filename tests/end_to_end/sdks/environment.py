@@ -35,6 +35,7 @@ def python_with(requirement: str) -> Path:
 def node_with(package: str) -> Path:
     """A folder whose modules may import it."""
     if shutil.which("npm") is None:
+        # Node.js is nothing that Parley itself needs.
         pytest.skip("there is no npm")
     folder = FOLDER / package.replace("@", "-node-")
     with _made_once(folder) as is_made:

@@ -154,6 +154,7 @@ async def die(worker: Worker, *clients: LocalClient) -> None:
         call.future.exception()  # nobody may ask
         return call
 
+    # Of this one client: mypy allows no method to be replaced.
     worker.store.client._enqueue = refuse  # type: ignore[method-assign]
     for client in clients:
         await client.lose_worker()

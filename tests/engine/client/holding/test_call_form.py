@@ -187,6 +187,7 @@ XML_TEMPLATE = {
 
 def template(**of_calls: Any) -> Format:
     """With calls that are changed in this."""
+    # A template is JSON: mypy does not know what lies at which name.
     calls = XML_TEMPLATE["fields"]["tool_calls"] | of_calls  # type: ignore[index]
     return read_response_template(
         {**XML_TEMPLATE, "fields": {**XML_TEMPLATE["fields"], "tool_calls": calls}}  # type: ignore[dict-item]

@@ -112,6 +112,7 @@ def tensors_of(sleeper: Sleeper) -> Iterator[Tensor]:
             yield buffer
     if loaded.fused is not None:
         assert loaded.fused.loaded is not None  # type: ignore[union-attr]  # it is the CPU's
+        # It is the CPU's decoder here, which alone has these.
         for part in loaded.fused.loaded.tensors:  # type: ignore[union-attr]
             yield from part if isinstance(part, list) else () if part is None else (part,)
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
+# It has no types of its own, and is here for tests alone.
 import jsonschema  # type: ignore[import-untyped]
 from jsonschema.validators import extend, validator_for  # type: ignore[import-untyped]
 

@@ -71,6 +71,7 @@ class CachedModel(FakeModel):
         super().__init__(self._next_token)
         self.forms = forms
         # `Forms` has all that they use of `Grammars`.
+        # Stands for the real ones, whose processes the machine plays itself.
         self._masks = Masks(forms)  # type: ignore[arg-type]
         self.content: dict[tuple[int, int], int] = {}  # (block, place within it)
         self._block_size = block_size
