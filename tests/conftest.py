@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.failure_reports import FailureReports
 from tests.slow_parts import PARTS, part_of
 
 # Hundreds of processes of a run import the same modules: what the first has compiled is kept.
@@ -29,6 +30,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(FailureReports())
     if config.getoption("--row") is not None:
         config.option.markexpr = ""  # some rows are shown by slow tests alone
 

@@ -18,6 +18,7 @@ PARTS = {
     "end_to_end/own/": "tools",
     "compat/test_vllm_source.py": "tools",
     "bench/": "tools",
+    "test_failure_reports.py": "tools",
     "test_running_time.py": "tools",
     "end_to_end/security/test_floods.py": "floods",
     "end_to_end/browser/": "browser",
