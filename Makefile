@@ -17,7 +17,8 @@ serve: setup     ## run Parley on http://127.0.0.1:8000
 	@exec $(BIN)/parley serve
 
 test: setup      ## all tests (those of Chromium and proxies only where they are installed)
-	@$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
+	@$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder \
+		--max-worker-restart 0
 
 test-slow: setup ## the long runs, hours; PART=engine for one part (CONTRIBUTING.md lists them)
 	@$(BIN)/python -m pytest -m slow $(if $(PART),--part=$(PART))
