@@ -78,11 +78,12 @@ def calls_text(message: Message) -> str:
 
 def _add_text(found: list[ChatMessage], message: Message) -> None:
     last = found[-1] if found else {}
-    if last.get("role") == message.role and "tool_calls" not in last:
+    role = "system" if message.role == "developer" else message.role  # templates know no other
+    if last.get("role") == role and "tool_calls" not in last:
         # Many templates insist on alternating roles; an answer without text leaves a gap.
         last["content"] += "\n\n" + message.text
     else:
-        found.append({"role": message.role, "content": message.text})
+        found.append({"role": role, "content": message.text})
 
 
 def _calls(message: Message, outputs: Message, *, as_text: bool) -> list[dict[str, Any]]:

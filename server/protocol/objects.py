@@ -192,7 +192,7 @@ class MessageObject(Part, frozen=True, kw_only=True):
 
     id: Id
     parent_id: Id | None
-    role: Literal["user", "assistant", "tool"]
+    role: Literal["user", "assistant", "tool", "system", "developer"]
     content: list[TextPart] | UnsetType = UNSET
     content_omitted: Literal[True] | UnsetType = UNSET
     status: Literal["in_progress", "completed", "interrupted", "failed"]

@@ -125,7 +125,7 @@ class Message:
 
     id: str
     parent_id: str | None
-    role: Literal["user", "assistant", "tool"]
+    role: Literal["user", "assistant", "tool", "system", "developer"]
     text: str
     status: MessageStatus
     created_at: int

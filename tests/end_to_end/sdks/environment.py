@@ -9,7 +9,9 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -61,6 +63,21 @@ def run_calls(
     assert done.returncode == 0, done.stderr
     lines = [json.loads(line) for line in done.stdout.splitlines()]
     return {line["name"]: line["problem"] for line in lines}
+
+
+def strict_problems(objects: Iterable[tuple[str, Any]]) -> str:
+    """What OpenAI's own types say against these objects, each with the name of its type."""
+    lines = [json.dumps([f"openai.types.{name}", given]) for name, given in objects]
+    done = subprocess.run(
+        [str(python_with(OPENAI_PYTHON)), str(Path(__file__).with_name("strict.py"))],
+        input="\n".join(lines),
+        env={name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 class _made_once:

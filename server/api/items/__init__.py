@@ -1,0 +1,1 @@
+"""OpenAI's items ↔ stored messages, both ways; no I/O."""
