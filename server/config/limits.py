@@ -20,4 +20,5 @@ class Limits:
     max_subscriptions: int = 64
     quotas: Quotas = field(default_factory=Quotas)
     session_idle_seconds: float = 0.0  # 0 keeps unused sessions for ever
+    stored_response_seconds: float = 30 * 86_400.0  # those that a door makes for itself
     answer_seconds: float = 0.0  # that an answer may be written

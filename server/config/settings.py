@@ -264,6 +264,12 @@ class Settings(BaseSettings):
         le=3650,
         description="Sessions are deleted after this many days without use; 0 keeps them.",
     )
+    stored_response_days: float = Field(
+        30.0,
+        ge=1,
+        le=3650,
+        description="The same of those that OpenAI's Responses make for themselves; 1 at least.",
+    )
     max_answer_seconds: float = Field(
         300.0, ge=0, le=86_400, description="Time to write one answer; 0 = unlimited."
     )
@@ -416,6 +422,7 @@ class Settings(BaseSettings):
             messages_per_s=self.max_messages_per_s,
             quotas=quotas,
             session_idle_seconds=self.session_idle_days * 86_400,
+            stored_response_seconds=self.stored_response_days * 86_400,
             answer_seconds=self.max_answer_seconds,
         )
 

@@ -271,7 +271,9 @@ def build_takeover(
         index_sweep=IndexSweep(
             store.client,
             store.keys,
-            idle_seconds=settings.limits.session_idle_seconds,
+            idle_seconds=min(
+                settings.limits.session_idle_seconds, settings.limits.stored_response_seconds
+            ),
             uids=BUILT_IN,
         ),
         tracing=given.tracing,

@@ -138,7 +138,7 @@ class Listing:
         With `model` a page may hold fewer than `limit` and still have a cursor.
         """
         keys = (
-            [self._keys.user_sessions(uid)]
+            [self._keys.user_sessions(uid), self._keys.user_hidden_sessions(uid)]
             if uid is not None
             else [self._keys.sessions_shard(shard) for shard in SHARDS]
         )

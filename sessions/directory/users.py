@@ -132,6 +132,7 @@ class Users:
         await self._client.calls(
             ("UNLINK", self._keys.user_record(uid)),
             ("UNLINK", self._keys.user_sessions(uid)),
+            ("UNLINK", self._keys.user_hidden_sessions(uid)),
             ("UNLINK", self._keys.user_tokens(uid)),
             ("UNLINK", self._keys.user_login_codes(uid)),
             ("UNLINK", self._keys.user_slots(uid)),

@@ -30,10 +30,13 @@ class Indexes:
         self._client = client
         self._keys = keys
 
-    def session(self, uid: str, session_id: str, updated_at: int) -> list[Command]:
-        """Enter a session."""
+    def session(
+        self, uid: str, session_id: str, updated_at: int, *, hidden: bool = False
+    ) -> list[Command]:
+        """Enter a session; a hidden one where its user's lists do not look."""
+        index = self._keys.user_hidden_sessions if hidden else self._keys.user_sessions
         return [
-            ("ZADD", self._keys.user_sessions(uid), updated_at, session_id),
+            ("ZADD", index(uid), updated_at, session_id),
             ("ZADD", self._keys.all_sessions(session_id), updated_at, session_id),
         ]
 
@@ -41,6 +44,7 @@ class Indexes:
         """Drop a session."""
         return [
             ("ZREM", self._keys.user_sessions(uid), session_id),
+            ("ZREM", self._keys.user_hidden_sessions(uid), session_id),
             ("ZREM", self._keys.all_sessions(session_id), session_id),
         ]
 
@@ -71,10 +75,11 @@ class Indexes:
             logger.debug("index not updated", extra={"commands": len(commands)})
 
     async def sessions_after(
-        self, uid: str, position: tuple[int, str] | None, count: int
+        self, uid: str, position: tuple[int, str] | None, count: int, *, hidden: bool = False
     ) -> list[tuple[int, str]]:
         """Up to `count` entries of a user's index that are older than `position`."""
-        return await newest_after(self._client, [self._keys.user_sessions(uid)], position, count)
+        index = self._keys.user_hidden_sessions if hidden else self._keys.user_sessions
+        return await newest_after(self._client, [index(uid)], position, count)
 
     async def expired_runs(self, lease_ms: int, limit: int) -> list[str]:
         """Runs whose entry is due, or so far ahead that Redis' clock must have jumped back."""

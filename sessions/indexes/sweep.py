@@ -74,10 +74,13 @@ class IndexSweep:
         users = await newest_after(self._client, [self._keys.users], self._user, USERS_AT_ONCE)
         if users:
             self._user = users[-1]
-            return [self._keys.user_sessions(uid) for _, uid in users]
+            return [index for _, uid in users for index in self._of_user(uid)]
         self._user = None
         shards = random.sample(SHARDS, len(SHARDS))  # several workers walk, each its own way
         return [
-            *(self._keys.user_sessions(uid) for uid in self._uids),
+            *(index for uid in self._uids for index in self._of_user(uid)),
             *(self._keys.sessions_shard(shard) for shard in shards),
         ]
+
+    def _of_user(self, uid: str) -> list[str]:
+        return [self._keys.user_sessions(uid), self._keys.user_hidden_sessions(uid)]

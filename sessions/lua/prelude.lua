@@ -105,6 +105,7 @@ local function hold(keys)
 end
 
 local function let_go(idle_ms, keys)
+  idle_ms = redis.call('HGET', keys[1], 'life_ms') or idle_ms -- of this session alone
   if idle_ms == '0' then return hold(keys) end
   for place, key in ipairs(keys) do redis.call('PEXPIRE', key, idle_ms + (place > 1 and 1000 or 0)) end
 end

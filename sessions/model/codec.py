@@ -49,6 +49,7 @@ SESSION_FIELDS: Final = (
     "pinned",
     "locked",
     "revision_offset",
+    "hidden",
 )
 
 
@@ -77,6 +78,7 @@ def decode_session(session_id: str, values: Sequence[bytes | None]) -> Session |
         pinned=row["pinned"] == "1",
         locked=row["locked"] != "",
         revision_offset=int(row["revision_offset"] or 0),
+        hidden=row["hidden"] == "1",
     )
 
 
@@ -133,17 +135,28 @@ def decode_run(response_id: str, stored: Mapping[bytes, bytes]) -> RunRecord | N
 
 def encode_body(message: Message) -> bytes:
     """A message as it is stored."""
-    body = orjson.dumps(replace(message, sibling_ids=()).wire())
+    return encode_object(replace(message, sibling_ids=()).wire())
+
+
+def encode_object(data: Mapping[str, Any]) -> bytes:
+    """An object as bodies are stored."""
+    body = orjson.dumps(dict(data))
     if len(body) <= MAX_PLAIN_BYTES:
         return body
     return b"z" + len(body).to_bytes(4, "big") + zlib.compress(body, 1)
+
+
+def decode_object(body: bytes) -> dict[str, Any]:
+    """The object of `encode_object`."""
+    data: dict[str, Any] = orjson.loads(zlib.decompress(body[5:]) if body[:1] == b"z" else body)
+    return data
 
 
 def decode_body(
     body: bytes, children: Mapping[str | None, tuple[str, ...]] | None = None
 ) -> Message:
     """The message of a stored body; its siblings are filled in when `children` are given."""
-    data = orjson.loads(zlib.decompress(body[5:]) if body[:1] == b"z" else body)
+    data = decode_object(body)
     return Message.from_wire(data, children[data["parent_id"]] if children else ())
 
 

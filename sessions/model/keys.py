@@ -63,12 +63,13 @@ class Keys:
         """One of a session's own keys, which live as long as it does unless said otherwise.
 
         `m` hash: the session's fields; `grant:` and a tool: it runs without asking. `msg` hash:
-        message id -> JSON, zlib over 2 KiB. `tree` list: `message_id parent_id` in order of
-        creation. `ids` hash: message id -> token ids, for answers that do not tokenize back to
-        them. `log` stream: session events, an hour idle. `q` list: waiting response ids. `runs`
-        zset: response id -> when its keys expire. `share` hash: the snapshot that its share link
-        shows. `copy` string: the call that writes its messages before it exists, ten seconds. `x`
-        string: tombstone, an hour. `v` hash: worker -> `viewers counted_at`, a minute.
+        message id -> JSON, zlib over 2 KiB; response id -> the same of a `KeptResponse`. `tree`
+        list: `message_id parent_id` in order of creation. `ids` hash: message id -> token ids, for
+        answers that do not tokenize back to them. `log` stream: session events, an hour idle. `q`
+        list: waiting response ids. `runs` zset: response id -> when its keys expire. `share` hash:
+        the snapshot that its share link shows. `copy` string: the call that writes its messages
+        before it exists, ten seconds. `x` string: tombstone, an hour. `v` hash: worker -> `viewers
+        counted_at`, a minute.
         """
         return f"{self.prefix}c:{{{session_id}}}:{suffix}"
 
@@ -101,8 +102,12 @@ class Keys:
     # ---- users, indexes, credentials -------------------------------------------------------------
 
     def user_sessions(self, uid: str) -> str:
-        """Zset: session id by `updated_at`."""
+        """Zset: session id by `updated_at`, of those that the user's lists show."""
         return f"{self.prefix}u:{{{uid}}}:s"
+
+    def user_hidden_sessions(self, uid: str) -> str:
+        """The same of those that no list shows. They count in the user's quota all the same."""
+        return f"{self.prefix}u:{{{uid}}}:h"
 
     def user_tokens_used(self, uid: str, day: str) -> str:
         """Hash: tokens used on that day (`YYYYMMDD`); 40 days."""

@@ -85,6 +85,7 @@ class Session:
     pinned: bool = False
     locked: bool = False
     revision_offset: int = 0  # of the event that made this revision
+    hidden: bool = False  # in no list of its user's
 
     @property
     def is_at_revision(self) -> bool:

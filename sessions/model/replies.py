@@ -78,8 +78,7 @@ class BegunResponse:
     With `replayed` the key had begun `response_id` before, and the other fields describe that run
     as far as it is still known (`fence` 0: no longer). `queued_behind` counts the responses that
     come first. `offset` is the last session event. `cancel`: an early stop waited for this key, so
-    the run must end `cancelled`. `parent_id` is the parent that the user message (or, without
-    one, the assistant message) got.
+    the run must end `cancelled`. `parent_id` is the parent that the first new message got.
     """
 
     replayed: bool
@@ -93,6 +92,7 @@ class BegunResponse:
     title_empty: bool
     parent_id: str | None
     lease_until: int = 0
+    hidden: bool = False  # the session is in no list
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,14 +56,15 @@ class Budgets:
     async def usage(self, uids: Sequence[str]) -> list[Usage]:
         """What each of these users keeps and has used today."""
         day = _day(await self._client.now_ms())
-        counts, tokens = await asyncio.gather(
+        counts, hidden, tokens = await asyncio.gather(
             self._client.read_each([self._keys.user_sessions(uid) for uid in uids], "ZCARD"),
+            self._client.read_each([self._keys.user_hidden_sessions(uid) for uid in uids], "ZCARD"),
             self._client.read_each(
                 [self._keys.user_tokens_used(uid, day) for uid in uids], "HGET", "tokens"
             ),
         )
-        pairs = zip(counts, tokens, strict=True)
-        return [Usage(num_sessions, int(used or 0)) for num_sessions, used in pairs]
+        rows = zip(counts, hidden, tokens, strict=True)
+        return [Usage(shown + others, int(used or 0)) for shown, others, used in rows]
 
     async def charge(self, uid: str, response_id: str, num_tokens: int, now_ms: int) -> None:
         """Count an ended response's tokens, once; a count that fails is given up.

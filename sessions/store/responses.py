@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, Literal, NoReturn
 
 import orjson
@@ -64,8 +64,13 @@ class Responses:
         fields: Mapping[str, str | int] | None = None,
         taken: TakenInput | None = None,
         next_round: NextRound | None = None,
+        before: Sequence[Message] = (),
+        kept: bytes | None = None,
     ) -> BegunResponse:
         """Store both messages and a run that `owner` holds, once for each idempotency key.
+
+        `before` are stored before the user message, each under the one before it, and `kept` is
+        what a door keeps of what it was asked (`KeptResponses`).
 
         Checked in this order: session and user, key, lock, parent, busy. With `parent_id` UNSET
         the messages follow the session's head of that very moment: the user message is stored
@@ -88,7 +93,7 @@ class Responses:
             raise ValueError("the response id must carry its session's id")
         follows_head = parent_id is UNSET and user_message is not None
         if isinstance(parent_id, Unset):
-            parent_id = (user_message or assistant_message).parent_id
+            parent_id = (*before, user_message or assistant_message)[0].parent_id
         if parent_id is not None and not is_message_id(parent_id):
             raise MessageNotFound
         run_pairs = field_arguments(
@@ -111,7 +116,9 @@ class Responses:
                 owner=owner,
                 parent_id=parent_id,
                 parent_is="head" if follows_head else "given",
-                **_message_arguments("user", user_message, parent_id),
+                before=_messages_before(before, parent_id),
+                kept=kept,
+                **_message_arguments("user", user_message, before[-1].id if before else parent_id),
                 **_message_arguments(
                     "assistant", assistant_message, user_message.id if user_message else parent_id
                 ),
@@ -245,12 +252,13 @@ class Responses:
             title_empty=reply[8] == 1,
             parent_id=None if replayed else parent_id,
             lease_until=reply[9],
+            hidden=reply[10] == b"1",
         )
         if not replayed:
             await self._indexes.settle(
                 [
                     self._indexes.run(response_id, begun.lease_until),
-                    *self._indexes.session(uid, session_id, begun.now_ms),
+                    *self._indexes.session(uid, session_id, begun.now_ms, hidden=begun.hidden),
                 ]
             )
         return begun
@@ -259,6 +267,17 @@ class Responses:
         if what == "bytes":
             return QuotaExceeded("bytes in a session", self._context.quotas.bytes_per_session)
         return QuotaExceeded("messages in a session", self._context.quotas.messages_per_session)
+
+
+def _messages_before(messages: Sequence[Message], parent_id: str | None) -> list[Argument]:
+    """Id, parent, stored body and event JSON of each, one under the other."""
+    found: list[Argument] = []
+    for message in messages:
+        placed = message.with_parent(parent_id)
+        event = orjson.dumps(placed.event_wire())
+        found += [placed.id, parent_id or "", encode_body(placed), event]
+        parent_id = placed.id
+    return found
 
 
 def _message_arguments(

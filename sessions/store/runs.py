@@ -220,7 +220,7 @@ class Runs:
             self._indexes.settle(
                 [
                     self._indexes.without_run(response_id),
-                    *self._indexes.session(uid, session_id, now_ms),
+                    *self._indexes.session(uid, session_id, now_ms, hidden=reply[8] == b"1"),
                 ]
             ),
         )

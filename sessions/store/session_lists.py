@@ -44,8 +44,11 @@ class SessionLists:
         title: str | None = None,
         pinned: bool | None = None,
         updated_after: int | None = None,
+        hidden: bool = False,
     ) -> SessionPage:
         """A user's sessions, newest updated first. Raises `InvalidCursor`.
+
+        `hidden`: those that no other list has, instead of the others.
 
         `title` is looked for in titles, whatever the case. A page of a search may hold fewer than
         `limit` sessions, even none, and still have a next one: each looks at 2,000 sessions.
@@ -58,7 +61,7 @@ class SessionLists:
         num_scanned = 0
         while len(found) <= limit and num_scanned < MAX_SCANNED:
             count = SCAN_CHUNK if is_search else limit + 1 - len(found)
-            index = await self._indexes.sessions_after(uid, position, count)
+            index = await self._indexes.sessions_after(uid, position, count, hidden=hidden)
             if updated_after is not None:
                 index = [place for place in index if place[0] > updated_after]
             if not index:
@@ -66,7 +69,7 @@ class SessionLists:
                 break
             position = index[-1]
             num_scanned += len(index)
-            sessions = await self._sessions_at(uid, index)
+            sessions = await self._sessions_at(uid, index, hidden=hidden)
             found += [(place, session) for place, session in sessions if is_wanted(session)]
         if len(found) > limit:
             position = found[limit - 1][0]
@@ -75,12 +78,17 @@ class SessionLists:
 
     async def drop_stale(self, uid: str) -> None:
         """Look at all of a user's index entries, and drop those whose session is gone."""
-        position: Place | None = None
-        while index := await self._indexes.sessions_after(uid, position, SCAN_CHUNK):
-            position = index[-1]
-            await self._sessions_at(uid, index)
+        for hidden in (False, True):
+            position: Place | None = None
+            while index := await self._indexes.sessions_after(
+                uid, position, SCAN_CHUNK, hidden=hidden
+            ):
+                position = index[-1]
+                await self._sessions_at(uid, index, hidden=hidden)
 
-    async def _sessions_at(self, uid: str, index: Sequence[Place]) -> list[tuple[Place, Session]]:
+    async def _sessions_at(
+        self, uid: str, index: Sequence[Place], *, hidden: bool
+    ) -> list[tuple[Place, Session]]:
         """The sessions of these index entries; entries whose session is gone are dropped."""
         rows = await self._client.calls(*(self._context.read_session(sid) for _, sid in index))
         sessions = []
@@ -89,7 +97,8 @@ class SessionLists:
             updated_at, session_id = place
             session = decode_session(session_id, row)
             if session is not None and session.uid == uid:
-                sessions.append((place, session))
+                if session.hidden == hidden:  # else an older version has entered it
+                    sessions.append((place, session))
             elif updated_at < local_ms() - INDEX_GRACE_MS:
                 stale += self._indexes.without_session(uid, session_id)
         if stale:

@@ -54,8 +54,13 @@ class Sessions:
         title: str = "",
         model: str = "",
         settings: Mapping[str, Any] | None = None,
+        life_seconds: float | None = None,
+        hidden: bool = False,
     ) -> CreatedSession:
         """Make the session that this user and key name, or return it if it was made before.
+
+        `life_seconds`: it goes after so long without use, whatever holds for the others; 0 keeps
+        it. `hidden`: it is in no list of its user's, and counts in the quota all the same.
 
         A repeat changes nothing, whatever its title. Raises `SessionNotFound` when the session was
         made and deleted within the last hour, `QuotaExceeded`, and `UserGone`.
@@ -63,8 +68,13 @@ class Sessions:
         check_uid(uid)
         check_idempotency_key(idempotency_key)
         session_id = derived_session_id(uid, idempotency_key)
-        pairs = ("title", title, "model", model, "settings", orjson.dumps(dict(settings or {})))
-        return await self.make(uid, session_id, pairs)
+        pairs: list[Argument] = ["title", title, "model", model]
+        pairs += ["settings", orjson.dumps(dict(settings or {}))]
+        if life_seconds is not None:
+            pairs += ["life_ms", int(life_seconds * 1000)]
+        if hidden:
+            pairs += ["hidden", 1]
+        return await self.make(uid, session_id, pairs, hidden=hidden)
 
     async def make(
         self,
@@ -72,12 +82,14 @@ class Sessions:
         session_id: str,
         pairs: Sequence[Argument],
         copy: tuple[str, int] | None = None,
+        *,
+        hidden: bool = False,
     ) -> CreatedSession:
         """The session with these fields; `copy`: by whom how many messages were written before."""
-        await self.reserve(uid, session_id)
+        await self.reserve(uid, session_id, hidden=hidden)
         writer, num_messages = copy or (None, None)
         replies = await self._client.calls_in_order(
-            *self._indexes.session(uid, session_id, local_ms()),
+            *self._indexes.session(uid, session_id, local_ms(), hidden=hidden),
             self._client.script_run(
                 "create_session",
                 self._context.session_keys(
@@ -104,7 +116,9 @@ class Sessions:
             await self._indexes.settle(self._indexes.without_session(uid, session_id))
             raise SessionNotFound
         # Once more, because a reader may have dropped the entry while its session was not there.
-        await self._indexes.settle(self._indexes.session(uid, session_id, session.updated_at))
+        await self._indexes.settle(
+            self._indexes.session(uid, session_id, session.updated_at, hidden=session.hidden)
+        )
         if word == b"ok":
             await self._check_user(uid, session_id)
         return CreatedSession(session, replayed=word == b"replayed")
@@ -130,16 +144,17 @@ class Sessions:
         )
         return row[0] is None or row[1] == b"1"
 
-    async def reserve(self, uid: str, session_id: str) -> None:
+    async def reserve(self, uid: str, session_id: str, *, hidden: bool = False) -> None:
         """Enter a session into its user's index. Raises `QuotaExceeded`."""
         most = self._context.quotas.sessions_per_user
         for is_last_try in (False, True):
             reply = await self._client.script(
                 "reserve_session",
-                [self._keys.user_sessions(uid)],
+                [self._keys.user_sessions(uid), self._keys.user_hidden_sessions(uid)],
                 session_id=session_id,
                 updated_at=local_ms(),
                 max_sessions=most,
+                hidden=1 if hidden else None,
             )
             if reply[0] == b"ok":
                 return
@@ -209,7 +224,9 @@ class Sessions:
         if reply[0] != b"ok" or session is None:
             raise SessionNotFound
         await self._indexes.settle(
-            self._indexes.session(session.uid, session_id, session.updated_at)
+            self._indexes.session(
+                session.uid, session_id, session.updated_at, hidden=session.hidden
+            )
         )
         return session
 

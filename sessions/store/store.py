@@ -25,6 +25,7 @@ from sessions.store.allowances import Budgets, Slots
 from sessions.store.appends.append import Appends
 from sessions.store.context import PUBLISH, StoreContext
 from sessions.store.copies import Copies
+from sessions.store.kept.responses import KeptResponses
 from sessions.store.messages import Messages
 from sessions.store.queues import Queues
 from sessions.store.responses import Responses
@@ -65,6 +66,7 @@ class SessionStore:
         self.shares = Shares(context)
         self.budgets = Budgets(context)
         self.responses = Responses(context)
+        self.kept_responses = KeptResponses(context)
         self.queues = Queues(context)
         self.appends = Appends(context)
         self.runs = Runs(context, self.budgets, self.appends)

@@ -7,6 +7,7 @@ without the scope for transcripts.
 
 import asyncio
 import contextlib
+from collections.abc import Sequence
 from typing import Any
 
 from server.access.audit import Actor
@@ -21,7 +22,7 @@ from sessions.directory.listing import ListedSession, Listing
 from sessions.directory.samples import Samples
 from sessions.directory.users import Users
 from sessions.model.errors import ResponseNotFound, RunEnded, SessionNotFound
-from sessions.model.records import RunRecord
+from sessions.model.records import RunRecord, Session
 
 STOPPED_REASON: Reason = "admin_cancelled"
 END_SECONDS = 2.0  # for stopped answers; then the reply lists what is still running
@@ -101,9 +102,14 @@ class Admin:
         """
         await self.users.update(uid, disabled=True)
         await self.credentials.revoke_all(uid)
-        while sessions := (await self._store.lists.page(uid, limit=DELETIONS_AT_ONCE)).sessions:
-            await asyncio.gather(*(self._delete_session(uid, one.id) for one in sessions))
+        for hidden in (False, True):
+            while sessions := await self._some_sessions(uid, hidden=hidden):
+                await asyncio.gather(*(self._delete_session(uid, one.id) for one in sessions))
         await self.users.forget(uid)
+
+    async def _some_sessions(self, uid: str, *, hidden: bool) -> Sequence[Session]:
+        page = await self._store.lists.page(uid, limit=DELETIONS_AT_ONCE, hidden=hidden)
+        return page.sessions
 
     async def _delete_session(self, uid: str, session_id: str) -> None:
         with contextlib.suppress(SessionNotFound):  # its user was faster

@@ -1,6 +1,6 @@
 -- Begins a response once for each idempotency key: messages, run, first log entry, session events, key, publishes.
 -- KEYS m msg log r e i q runs tree ids share
--- ok|replayed rid fence wait offset epoch now cancel title_empty lease_until
+-- ok|replayed rid fence wait offset epoch now cancel title_empty lease_until hidden
 -- key_reused rid | busy rid | queue_full rid | locked reason | moved head | changed | quota messages/bytes
 -- parent_not_found | queue_changed | not_found
 read_args({
@@ -13,10 +13,12 @@ read_args({
   'continues', -- SHA-1 of the body that the assistant message has; '' = it is new
   'max_messages', 'max_bytes', -- of a session; 0 = any number
   'next_round', -- as it is stored, of the answer that is just that; or ''
+  'kept', -- what a door keeps of what it was asked, or ''
   'queue_revision', 'queue', 'queue_shown', -- of what was first in the queue: as it was, and without that; or '' thrice
 }, {
   'fields', -- names and values
   'more_keys', -- idempotency keys that stand for the same response
+  'before', -- messages that come before the user message: id, parent, body, JSON of each; their parent is `parent_id`
 })
 local m, msg, log, r, e, i, q, runs, tree, ids, share = unpack(KEYS)
 local rid = args.response_id
@@ -24,6 +26,7 @@ local uid, locked, active, epoch, head, title, newest, message_count, bytes = un
   'locked', 'active_response_id', 'epoch', 'head', 'title', 'offset', 'message_count', 'bytes'))
 if not uid or uid ~= args.uid then return {'not_found'} end
 local title_empty = title == '' and 1 or 0
+local hidden = redis.call('HGET', m, 'hidden') or ''
 
 local early = false
 local known = redis.call('GET', i)
@@ -40,7 +43,7 @@ elseif known and not (args.queue_revision ~= '' and known == 'queued ' .. args.b
     if waiting == known_rid then wait = place end
   end
   return {word, known_rid, tonumber(fence or 0), wait, tonumber(newest), epoch, now_ms(), tonumber(cancel or 0),
-    title_empty, tonumber(lease_until or 0)}
+    title_empty, tonumber(lease_until or 0), hidden}
 end
 
 if locked ~= '' then return {'locked', locked} end
@@ -48,12 +51,14 @@ local given = args.parent_is == 'given'
 if given and args.parent_id ~= '' and redis.call('HEXISTS', msg, args.parent_id) == 0 then
   return {'parent_not_found'}
 end
-local num_new = (args.user_id ~= '' and 1 or 0) + (args.continues == '' and 1 or 0)
+local num_new = (args.user_id ~= '' and 1 or 0) + (args.continues == '' and 1 or 0) + #args.before / 4
+local num_bytes = (bytes or 0) + size_of(args.user_body) + size_of(args.kept)
+for i = 1, #args.before, 4 do num_bytes = num_bytes + size_of(args.before[i + 2]) end
 local is_promised = args.next_round ~= '' -- to its user: there are few of them after a question
 if not is_promised and args.max_messages ~= '0' and message_count + num_new > tonumber(args.max_messages) then
   return {'quota', 'messages'}
 end
-if not is_promised and args.max_bytes ~= '0' and (bytes or 0) + size_of(args.user_body) > tonumber(args.max_bytes) then
+if not is_promised and args.max_bytes ~= '0' and num_bytes > tonumber(args.max_bytes) then
   return {'quota', 'bytes'}
 end
 if args.queue_revision ~= '' and args.queue_revision ~= (redis.call('HGET', m, 'queue_revision') or '0') then
@@ -103,10 +108,17 @@ if args.queue_revision ~= '' then
   offset = log_event(m, log, event, args.log_entries, args.log_ms)
   table.insert(lines, event)
 end
-if args.user_id ~= '' then put(args.user_id, args.parent_id, args.user_body, args.user_json) end
+local above = args.parent_id
+for i = 1, #args.before, 4 do
+  local id, body, json = args.before[i], args.before[i + 2], args.before[i + 3]
+  put(id, args.before[i + 1], body, json)
+  above = id
+end
+if args.user_id ~= '' then put(args.user_id, above, args.user_body, args.user_json) end
 put(args.assistant_id, parent, args.assistant_body, args.assistant_json)
 redis.call('HSET', m, 'active_response_id', busy and active or rid, 'message_count', message_count,
   'head', args.assistant_id, 'updated_at', now)
+if args.kept ~= '' then put_message(m, msg, rid, args.kept) end
 redis.call('HDEL', m, 'next_round') -- a question that is faster has the outputs in its prompt
 redis.call('ZADD', runs, '+inf', rid)
 hold({m, msg, q, runs, tree, ids, share})
@@ -118,4 +130,4 @@ for _, key in ipairs(args.more_keys) do
 end
 publish_session(epoch, offset, table.concat(lines, '\n'))
 publish_response(rid, 1, 1, 1, args.created_event)
-return {'ok', rid, 1, wait, offset, epoch, now, early and 1 or 0, title_empty, lease_until}
+return {'ok', rid, 1, wait, offset, epoch, now, early and 1 or 0, title_empty, lease_until, hidden}

@@ -2,7 +2,7 @@
 -- stop allows the status `cancelled` alone, with what that stop said: it was promised to whoever sent it. PEXPIRE comes
 -- first: with it the script may go on when memory is full.
 -- KEYS m msg log r e tok q runs ids tree share
--- ok offset sequence_number next_rid uid now repeated queue_is_due | cancelled seen by reason
+-- ok offset sequence_number next_rid uid now repeated queue_is_due hidden | cancelled seen by reason
 -- ended status reason sequence_number engine text_length fence | lost fence owner | gap sequence_number num_tokens
 -- gone
 read_args({
@@ -32,7 +32,7 @@ if not is_live(status) then
   if fence == args.fence and status == args.status and tonumber(sequence_number) == last then
     local offset, done_at, next_rid = unpack(redis.call('HMGET', r, 'done_offset', 'done_at', 'next'))
     local due = has_queue(m) and 1 or 0
-    return {'ok', tonumber(offset), last, next_rid, uid, tonumber(done_at), 1, due} -- our own end, the reply was lost
+    return {'ok', tonumber(offset), last, next_rid, uid, tonumber(done_at), 1, due, redis.call('HGET', m, 'hidden') or ''} -- our own end, the reply was lost
   end
   return ended(r)
 end
@@ -96,4 +96,4 @@ if has_more and active == rid and args.pauses ~= '' and redis.call('HGET', m, 'q
   lines = lines .. '\n' .. event
 end
 publish_session(epoch, newest, lines)
-return {'ok', offset, last, next_rid, uid, now, 0, has_more and 1 or 0}
+return {'ok', offset, last, next_rid, uid, now, 0, has_more and 1 or 0, redis.call('HGET', m, 'hidden') or ''}

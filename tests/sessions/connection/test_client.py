@@ -253,8 +253,8 @@ async def test_a_memory_that_fills_up_between_index_and_session_leaves_no_sessio
 ) -> None:
     reserve = own_store.sessions.reserve
 
-    async def reserve_the_last_byte(uid: str, session_id: str) -> None:
-        await reserve(uid, session_id)
+    async def reserve_the_last_byte(uid: str, session_id: str, *, hidden: bool) -> None:
+        await reserve(uid, session_id, hidden=hidden)
         await own_store.client.call("CONFIG", "SET", "maxmemory", "1")
 
     monkeypatch.setattr(own_store.sessions, "reserve", reserve_the_last_byte)

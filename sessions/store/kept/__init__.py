@@ -1,0 +1,1 @@
+"""What doors keep beside the messages."""
