@@ -1,0 +1,1 @@
+"""One answer in the words of OpenAI's Responses: its events, and the object; no I/O."""

@@ -1,0 +1,241 @@
+"""`AnswerEvents`: one answer's entries, as chat.v1 has them, told as events of OpenAI's Responses.
+
+It is told from its beginning, always in the same numbers: the same answer, cut into other deltas,
+read again or rebuilt from its message, gives the same events. Who wants those after some number
+leaves the others out.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+from server.api.items.ids import call_item_id, server_call_item_id
+from server.api.responses.answer.call_items import CallItem, ServerCallItem
+from server.api.responses.answer.item_ids import thought_item_id, words_item_id
+from server.api.responses.answer.response_object import Outcome, response_object
+from server.api.responses.answer.teller import AnswerEvent, Teller
+from server.api.responses.answer.text_items import TextItem, ThoughtItem, WordsItem
+from server.protocol.calls import ADDED, ARGUMENTS, ITEM_DONE, OUTPUT
+from server.protocol.entries import is_final
+from sessions.model.events import Event, TextEvent
+
+TEXT: Final = "response.output_text.delta"
+THOUGHT: Final = "response.reasoning_text.delta"
+DONE: Final = "response.done"
+OPEN: Final = frozenset(("awaiting_consent", "in_progress"))  # states of a server's call
+
+
+class Held(NamedTuple):
+    """Something that waits to be told; `place` is that of the call that it is of."""
+
+    tell: Callable[[], None]
+    place: int | None
+
+
+def no_server(name: str) -> str | None:
+    """For answers that are offered no tools of the server's."""
+    return None
+
+
+class AnswerEvents:
+    """`take` and the others give the events that are certain now."""
+
+    def __init__(
+        self,
+        asked: Mapping[str, Any],
+        message_id: str,
+        server_of: Callable[[str], str | None] = no_server,
+    ) -> None:
+        """`asked` is what `response_object` takes; `message_id` is of the message that the answer
+        becomes. `server_of` gives the label of the server that carries out a tool, by its name.
+        """
+        self.outcome: Outcome | None = None
+        self._asked = asked
+        self._message_id = message_id
+        self._server_of = server_of
+        self._teller = Teller()
+        self._items: list[TextItem | CallItem] = []
+        self._calls: list[CallItem] = []
+        self._outputs: dict[str, Mapping[str, Any]] = {}  # settled ones, by the call's id
+        self._num_settled = 0  # of the server's calls
+        self._open: TextItem | CallItem | None = None
+        self._held: list[Held] = []  # what comes before the open call is done
+        response = self.response()
+        self._teller.tell("response.created", response=response)
+        self._teller.tell("response.in_progress", response=response)
+
+    @property
+    def is_over(self) -> bool:
+        return self.outcome is not None
+
+    def response(self) -> dict[str, Any]:
+        """The object as it is now."""
+        return response_object(self._asked, self.output(), self.outcome)
+
+    def output(self) -> list[dict[str, Any]]:
+        """Its items as they are now."""
+        return [item.item() for item in self._items]
+
+    def begin(self) -> list[AnswerEvent]:
+        """The events before all that is said."""
+        return self._teller.take()
+
+    # ---- as it comes ----------------------------------------------------------------------------
+
+    def take(self, frame: Mapping[str, Any]) -> list[AnswerEvent]:
+        """A frame of the answer, or an entry of its log; what says nothing here is skipped."""
+        if not self.is_over:
+            self._take(frame)
+        return self._teller.take()
+
+    def take_event(self, event: Event) -> list[AnswerEvent]:
+        """The next entry of the answer's log."""
+        if not isinstance(event, TextEvent):
+            return self.take(event.data)
+        if not self.is_over:
+            self._add_words(event.delta, event.logprobs)
+        return self._teller.take()
+
+    def _take(self, frame: Mapping[str, Any]) -> None:
+        kind = frame["type"]
+        if kind == TEXT:
+            self._add_words(frame["delta"], frame.get("logprobs") or ())
+        elif kind == THOUGHT:
+            self._add_thought(frame["delta"])
+        elif kind in (ADDED, ITEM_DONE) and frame["item"]["type"] == OUTPUT:
+            self._take_output(frame["item"])
+        elif kind == ADDED:
+            self._begin_call(frame["item"])
+        elif kind == ARGUMENTS:
+            self._add_arguments(frame["output_index"], frame["delta"])
+        elif kind == ITEM_DONE:
+            self._end_call(frame["output_index"], frame["item"]["status"])
+        elif kind == DONE and is_final(frame):
+            self._end(outcome_of(frame["response"]))
+
+    def _add_words(self, text: str, logprobs: Sequence[Mapping[str, Any]] = ()) -> None:
+        if isinstance(self._open, WordsItem):
+            self._open.add(text, logprobs)
+        else:
+            self._later(lambda: self._words().add(text, logprobs))
+
+    def _add_thought(self, text: str) -> None:
+        if isinstance(self._open, ThoughtItem):
+            self._open.add(text)
+        else:
+            self._later(lambda: self._thought().add(text))
+
+    def _begin_call(self, call: Mapping[str, Any]) -> None:
+        self._later(lambda: self._call(call))
+
+    def _add_arguments(self, place: int, delta: str) -> None:
+        self._later(lambda: self._calls[place].add(delta), place)
+
+    def _end_call(self, place: int, status: str) -> None:
+        self._later(lambda: self._close(_call_status(status)), place)
+
+    def _later(self, do: Callable[[], None], place: int | None = None) -> None:
+        """Now, or when the call that is open is done, if this is nothing of its own."""
+        held = Held(do, place)
+        if self._may_tell(held):
+            do()
+        else:
+            self._held.append(held)
+        self._tell_held()
+
+    def _may_tell(self, held: "Held") -> bool:
+        is_open = isinstance(self._open, CallItem)
+        return not is_open or held.place == len(self._calls) - 1
+
+    def _tell_held(self) -> None:
+        while self._held and self._may_tell(self._held[0]):
+            self._held.pop(0).tell()
+
+    # ---- items ----------------------------------------------------------------------------------
+
+    def _words(self) -> TextItem:
+        if isinstance(self._open, WordsItem):
+            return self._open
+        place = sum(isinstance(item, WordsItem) for item in self._items)
+        return self._begin_text(WordsItem, words_item_id(self._message_id, place))
+
+    def _thought(self) -> TextItem:
+        if isinstance(self._open, ThoughtItem):
+            return self._open
+        place = sum(isinstance(item, ThoughtItem) for item in self._items)
+        return self._begin_text(ThoughtItem, thought_item_id(self._message_id, place))
+
+    def _begin_text(self, kind: type[TextItem], item_id: str) -> TextItem:
+        self._close("completed")
+        item = kind(item_id, len(self._items), self._teller)
+        self._items.append(item)
+        self._open = item
+        return item
+
+    def _call(self, call: Mapping[str, Any]) -> None:
+        self._close("completed")
+        place, index = len(self._calls), len(self._items)
+        label = self._server_of(call["name"])
+        if label is None:
+            item_id = call_item_id(self._message_id, place)
+            item = CallItem(item_id, index, self._teller, call)
+        else:
+            item_id = server_call_item_id(self._message_id, place)
+            item = ServerCallItem(item_id, index, self._teller, call, label)
+        self._items.append(item)
+        self._calls.append(item)
+        self._open = item
+
+    def _close(self, status: str) -> None:
+        if self._open is not None:
+            self._open.close(status)
+            self._open = None
+
+    def _take_output(self, output: Mapping[str, Any]) -> None:
+        """Outcomes are told in the order of the calls, whichever comes first."""
+        if output["status"] not in OPEN:
+            self._outputs[output["call_id"]] = output
+            self._settle(only_known=True)
+
+    def _settle(self, *, only_known: bool) -> None:
+        calls = [call for call in self._calls if isinstance(call, ServerCallItem)]
+        for call in calls[self._num_settled :]:
+            output = self._outputs.get(call.call_id)
+            if output is None and only_known:
+                return
+            call.settle(output)
+            self._num_settled += 1
+
+    # ---- its end --------------------------------------------------------------------------------
+
+    def end(self, outcome: Outcome) -> list[AnswerEvent]:
+        """Nothing more comes."""
+        self._end(outcome)
+        return self._teller.take()
+
+    def _end(self, outcome: Outcome) -> None:
+        """What is open is whole if the answer is, but for a call."""
+        while self._held:
+            self._close("incomplete")
+            self._tell_held()
+        is_whole = outcome.status == "completed" and not isinstance(self._open, CallItem)
+        self._close("completed" if is_whole else "incomplete")
+        self._settle(only_known=False)
+        self.outcome = outcome
+        self._teller.tell(outcome.event_type, response=self.response())
+
+
+def outcome_of(response: Mapping[str, Any]) -> Outcome:
+    """Of the object of `response.done`."""
+    details = response.get("status_details") or {}
+    ended_at = (response.get("timings") or {}).get("done_at")
+    return Outcome(
+        response["status"],
+        details.get("reason", ""),
+        details.get("message", ""),
+        response.get("usage"),
+        None if ended_at is None else ended_at / 1000,
+    )
+
+
+def _call_status(status: str) -> str:
+    return "completed" if status == "completed" else "incomplete"

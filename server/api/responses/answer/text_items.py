@@ -1,0 +1,131 @@
+"""What is said and what is thought: items with one part, a text, and what is told as they grow."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from server.api.responses.answer.pieces import Pieces
+from server.api.responses.answer.teller import Teller, delta_form
+
+Item = dict[str, Any]
+Logprobs = Iterable[Mapping[str, Any]]  # of tokens, as chat.v1 has them
+
+
+class TextItem:
+    """What both have in common."""
+
+    delta_type: str
+    done_type: str
+    has_logprobs = False
+
+    def __init__(self, item_id: str, output_index: int, teller: Teller) -> None:
+        self.id = item_id
+        self.text = ""
+        self.logprobs: list[Mapping[str, Any]] = []
+        self._teller = teller
+        self._output_index = output_index
+        self._part_place = {"item_id": item_id, "output_index": output_index, "content_index": 0}
+        self._form = delta_form(self.delta_type, self._part_place, has_logprobs=self.has_logprobs)
+        self._pieces = Pieces()
+        self._num_logprobs_told = 0
+        self._status = "in_progress"
+        self._tell_item("added")
+        self._tell_part("added")
+
+    def add(self, text: str, logprobs: Logprobs = ()) -> None:
+        """More of its text. Log probabilities go with the next delta that is told."""
+        self.text += text
+        if self.has_logprobs:
+            self.logprobs += logprobs
+        self._tell(self._pieces.add(text))
+
+    def close(self, status: str) -> None:
+        """Nothing more comes: tell the rest, and all of it."""
+        self._tell(self._pieces.end())
+        self._status = status
+        more = {}
+        if self.has_logprobs:
+            more = {"logprobs": [_token_logprob(each) for each in self.logprobs]}
+        self._teller.tell(self.done_type, **self._part_place, text=self.text, **more)
+        self._tell_part("done")
+        self._tell_item("done")
+
+    def item(self) -> Item:
+        """As it is now; while it grows, it has no part yet."""
+        raise NotImplementedError
+
+    def _part(self, text: str) -> Item:
+        raise NotImplementedError
+
+    @property
+    def _parts(self) -> list[Item]:
+        return [] if self._status == "in_progress" else [self._part(self.text)]
+
+    def _tell(self, pieces: Iterable[str]) -> None:
+        for piece in pieces:
+            new = self.logprobs[self._num_logprobs_told :]
+            self._num_logprobs_told = len(self.logprobs)
+            self._teller.tell_delta(self._form, piece, [_token_logprob(each) for each in new])
+
+    def _tell_item(self, what: str) -> None:
+        kind = f"response.output_item.{what}"
+        self._teller.tell(kind, output_index=self._output_index, item=self.item())
+
+    def _tell_part(self, what: str) -> None:
+        part = self._part("" if what == "added" else self.text)
+        self._teller.tell(f"response.content_part.{what}", **self._part_place, part=part)
+
+
+class WordsItem(TextItem):
+    """What is said."""
+
+    delta_type = "response.output_text.delta"
+    done_type = "response.output_text.done"
+    has_logprobs = True
+
+    def item(self) -> Item:
+        return {
+            "id": self.id,
+            "type": "message",
+            "role": "assistant",
+            "status": self._status,
+            "content": self._parts,
+        }
+
+    def _part(self, text: str) -> Item:
+        logprobs = [_part_logprob(each) for each in self.logprobs]
+        return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
+
+
+class ThoughtItem(TextItem):
+    """What a model thinks: all of it, and no summary."""
+
+    delta_type = "response.reasoning_text.delta"
+    done_type = "response.reasoning_text.done"
+
+    def item(self) -> Item:
+        return {
+            "id": self.id,
+            "type": "reasoning",
+            "summary": [],
+            "content": self._parts,
+            "status": self._status,
+        }
+
+    def _part(self, text: str) -> Item:
+        return {"type": "reasoning_text", "text": text}
+
+
+def _token_logprob(entry: Mapping[str, Any]) -> dict[str, Any]:
+    """One token's, in an event."""
+    top = [{"token": each["token"], "logprob": each["logprob"]} for each in entry["top"]]
+    return {"token": entry["token"], "logprob": entry["logprob"], "top_logprobs": top}
+
+
+def _part_logprob(entry: Mapping[str, Any]) -> dict[str, Any]:
+    """The same in a part, which has bytes, too."""
+    return {**_with_bytes(entry), "top_logprobs": [_with_bytes(each) for each in entry["top"]]}
+
+
+def _with_bytes(entry: Mapping[str, Any]) -> dict[str, Any]:
+    token = entry["token"]
+    return {"token": token, "bytes": list(token.encode()), "logprob": entry["logprob"]}
