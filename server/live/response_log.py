@@ -36,7 +36,7 @@ from server.protocol.server_frames import (
 )
 from sessions.model.errors import MessageNotFound, ResponseNotFound, SessionNotFound
 from sessions.model.events import Event, ObjectEvent, TextEvent
-from sessions.model.records import RunRecord, utf16_prefix
+from sessions.model.records import RunRecord, utf16_length, utf16_prefix
 from sessions.store.store import SessionStore
 
 REASONING_DELTA = "response.reasoning_text.delta"
@@ -49,6 +49,9 @@ _KINDS: dict[str, type[ServerFrame]] = {
     ARGUMENTS: ArgumentsDelta,
     ARGUMENTS_DONE: ArgumentsDone,
 }
+THOUGHTS, WORDS, CALLS = "r", "t", "c"  # kinds of what an answer consists of
+ORDERLY = frozenset(("", "r", "t", "c", "rt", "rc", "tc", "rtc"))
+MAX_STRETCHES = 32  # whose order is kept: at most 320 bytes
 MAX_SNAPSHOT_PART = 128 * 1024  # bytes of encoded text, so that no frame comes near 256 KiB
 MAX_REPLAY_CHARACTERS = 64 * 1024  # a longer replay is replaced by a snapshot
 MAX_BURST_BYTES = 32 * 1024  # what is more at once is no fault of who reads it
@@ -120,6 +123,36 @@ def calls_of(response_id: str, events: Iterable[Event]) -> CallLedger:
 def is_call(event: Event) -> TypeGuard[ObjectEvent]:
     """Whether it tells of a call of a tool; an entry like any other, too."""
     return isinstance(event, ObjectEvent) and event.data.get("type") in CALL_ENTRIES
+
+
+def order_of(events: Iterable[Event]) -> str | None:
+    """In which order thoughts, words and calls have come; None: each once, in this order.
+
+    It is `t12r30c2`: 12 UTF-16 code units of words, 30 of thoughts, two calls, and so on. What
+    comes after `MAX_STRETCHES` of them is in no order.
+    """
+    stretches: list[tuple[str, int]] = []
+    for event in events:
+        kind, length = _stretch(event)
+        if not length:
+            continue
+        if stretches and stretches[-1][0] == kind:
+            stretches[-1] = kind, stretches[-1][1] + length
+        else:
+            stretches.append((kind, length))
+    kinds = "".join(kind for kind, _ in stretches)
+    if kinds in ORDERLY:
+        return None
+    return "".join(f"{kind}{length}" for kind, length in stretches[:MAX_STRETCHES])
+
+
+def _stretch(event: Event) -> tuple[str, int]:
+    if isinstance(event, TextEvent):
+        return WORDS, utf16_length(event.delta)
+    if is_reasoning(event):
+        return THOUGHTS, utf16_length(event.data["delta"])
+    is_begun = event.data["type"] == ADDED and event.data["item"]["type"] == "function_call"
+    return CALLS, int(is_begun)
 
 
 def num_characters(events: Sequence[Event]) -> int:

@@ -208,6 +208,7 @@ class MessageObject(Part, frozen=True, kw_only=True):
     reasoning: str | UnsetType = UNSET
     tool_calls: list[FunctionCall] | UnsetType = UNSET
     tool_outputs: list[FunctionCallOutput] | UnsetType = UNSET
+    order: str | UnsetType = UNSET
     sibling_ids: list[Id] | UnsetType = UNSET
 
 

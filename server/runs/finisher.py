@@ -271,6 +271,7 @@ class Finisher:
             reasoning=run.final_reasoning(),
             tool_calls=run.final_calls(),
             tool_outputs=run.final_outputs(),
+            order=run.final_order(),
             status=STATUS_TO_MESSAGE_STATUS[end.status],
             usage=run.message_usage(),
             timings=run.timeline.wire(len(run.token_ids)),

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from server.engines.client import ServedModel
 from server.generation.prompts import Prompt
-from server.live.response_log import ResponseLog, calls_of, reasoning_of, text_of
+from server.live.response_log import ResponseLog, calls_of, order_of, reasoning_of, text_of
 from server.protocol.calls import CallLedger
 from server.protocol.encoding import of_stored
 from server.protocol.objects import (
@@ -431,6 +431,10 @@ class Run:
         """The same of what the model has thought; a continued answer may have thought before."""
         before = self.message.reasoning if self.base else None
         return reasoning_of(self.events[: self._last_seen]) or before
+
+    def final_order(self) -> str | None:
+        """The same of their order, and of the words'; a continued answer's is not known."""
+        return None if self.base else order_of(self.events[: self._last_seen])
 
     def final_calls(self) -> list[dict[str, Any]] | None:
         """The same of the tools that it has called; what is not whole is incomplete."""

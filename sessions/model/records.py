@@ -29,6 +29,7 @@ _OPTIONAL_FIELDS: Final = (  # of a message, as the protocol's object has them
     "reasoning",
     "tool_calls",
     "tool_outputs",
+    "order",
 )
 
 MessageStatus = Literal["in_progress", "completed", "interrupted", "failed"]
@@ -140,6 +141,7 @@ class Message:
     reasoning: str | None = None  # what the model thought before it; None: nothing
     tool_calls: list[dict[str, Any]] | None = None  # items of the protocol; None: it called none
     tool_outputs: list[dict[str, Any]] | None = None  # what became of those that the server ran
+    order: str | None = None  # of thoughts, words and calls; None: in this order, each once
     outputs: list[dict[str, str]] | None = None  # of a tool's message: `call_id`, `output`
     sibling_ids: tuple[str, ...] = ()
 

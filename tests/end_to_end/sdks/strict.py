@@ -7,6 +7,7 @@ Printed is what is wrong: a field that is missing or has another type, or one th
 import importlib
 import json
 import sys
+from functools import cache
 from typing import Any
 
 from openai import BaseModel
@@ -28,13 +29,17 @@ def unknown_fields(value: Any, where: str) -> list[str]:
     return found
 
 
+@cache
+def adapter(path: str) -> TypeAdapter[Any]:
+    module, name = path.split(":")
+    return TypeAdapter(getattr(importlib.import_module(module), name))
+
+
 def main() -> None:
     for line in sys.stdin:
         path, given = json.loads(line)
-        module, name = path.split(":")
-        kind = getattr(importlib.import_module(module), name)
         try:
-            read = TypeAdapter(kind).validate_json(json.dumps(given), strict=True)
+            read = adapter(path).validate_json(json.dumps(given), strict=True)
         except ValidationError as error:
             print(f"{path}: {error} in {given}")
             continue

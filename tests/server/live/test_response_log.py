@@ -7,7 +7,9 @@ import pytest
 
 from server.live.response_log import (
     MAX_SNAPSHOT_PART,
+    MAX_STRETCHES,
     ResponseLog,
+    order_of,
     put_event,
     put_snapshot,
     replay_bytes,
@@ -150,3 +152,24 @@ async def test_a_snapshot_brings_calls_whole_between_thoughts_and_text(viewer: V
     ]
     assert [frame["parts"] for frame in frames] == [5] * 5
     assert "".join(frame["text"] for frame in frames) == "Yes."
+
+
+def entries_in(kinds: str) -> list[Event]:
+    """An entry for each letter: words of two code units, thoughts of one, calls."""
+    call = {"type": "response.output_item.added", "item": {"type": "function_call"}}
+    entries: dict[str, Event] = {
+        "t": TextEvent(0, "😀"),
+        "r": ObjectEvent({"type": "response.reasoning_text.delta", "delta": "."}),
+        "c": ObjectEvent(call),
+    }
+    return [entries[kind] for kind in kinds]
+
+
+def test_the_usual_order_is_not_worth_a_word() -> None:
+    for kinds in ("", "t", "rrtt", "rtcc", "tcc", "rc"):
+        assert order_of(entries_in(kinds)) is None
+
+
+def test_any_other_order_says_how_much_of_each_kind_came() -> None:
+    assert order_of(entries_in("ttrtcct")) == "t4r1t2c2t2"
+    assert order_of(entries_in("tr" * 100)) == "t2r1" * (MAX_STRETCHES // 2)

@@ -14,21 +14,20 @@ from server.api.responses.answer.item_ids import thought_item_id, words_item_id
 from server.api.responses.answer.response_object import Outcome, response_object
 from server.api.responses.answer.teller import AnswerEvent, Teller
 from server.api.responses.answer.text_items import TextItem, ThoughtItem, WordsItem
+from server.live.response_log import CALLS, MAX_STRETCHES, REASONING_DELTA, THOUGHTS, WORDS
 from server.protocol.calls import ADDED, ARGUMENTS, ITEM_DONE, OUTPUT
 from server.protocol.entries import is_final
 from sessions.model.events import Event, TextEvent
 
-TEXT: Final = "response.output_text.delta"
-THOUGHT: Final = "response.reasoning_text.delta"
 DONE: Final = "response.done"
-OPEN: Final = frozenset(("awaiting_consent", "in_progress"))  # states of a server's call
+OPEN: Final = ("awaiting_consent", "in_progress")  # states of a call that the server carries out
 
 
 class Held(NamedTuple):
     """Something that waits to be told; `place` is that of the call that it is of."""
 
     tell: Callable[[], None]
-    place: int | None
+    place: int | None = None
 
 
 def no_server(name: str) -> str | None:
@@ -37,7 +36,7 @@ def no_server(name: str) -> str | None:
 
 
 class AnswerEvents:
-    """`take` and the others give the events that are certain now."""
+    """`begin`, `take` and `end` give the events that are certain then."""
 
     def __init__(
         self,
@@ -55,10 +54,14 @@ class AnswerEvents:
         self._teller = Teller()
         self._items: list[TextItem | CallItem] = []
         self._calls: list[CallItem] = []
-        self._outputs: dict[str, Mapping[str, Any]] = {}  # settled ones, by the call's id
+        self._outputs: dict[str, Mapping[str, Any]] = {}  # by the call's id, as they are now
         self._num_settled = 0  # of the server's calls
         self._open: TextItem | CallItem | None = None
         self._held: list[Held] = []  # what comes before the open call is done
+        self._late: dict[str, list[Held]] = {THOUGHTS: [], WORDS: [], CALLS: []}
+        self._num_late_from = 0  # calls before this one are told as they come
+        self._stretch = ""  # of which kind the newest part was
+        self._num_stretches = 0
         response = self.response()
         self._teller.tell("response.created", response=response)
         self._teller.tell("response.in_progress", response=response)
@@ -81,25 +84,19 @@ class AnswerEvents:
 
     # ---- as it comes ----------------------------------------------------------------------------
 
-    def take(self, frame: Mapping[str, Any]) -> list[AnswerEvent]:
-        """A frame of the answer, or an entry of its log; what says nothing here is skipped."""
-        if not self.is_over:
-            self._take(frame)
-        return self._teller.take()
-
-    def take_event(self, event: Event) -> list[AnswerEvent]:
-        """The next entry of the answer's log."""
-        if not isinstance(event, TextEvent):
-            return self.take(event.data)
-        if not self.is_over:
+    def take(self, event: Event) -> list[AnswerEvent]:
+        """The next entry of the answer's log; one that says nothing here is skipped."""
+        if self.is_over:
+            return []
+        if isinstance(event, TextEvent):
             self._add_words(event.delta, event.logprobs)
+        else:
+            self._take_object(event.data)
         return self._teller.take()
 
-    def _take(self, frame: Mapping[str, Any]) -> None:
+    def _take_object(self, frame: Mapping[str, Any]) -> None:
         kind = frame["type"]
-        if kind == TEXT:
-            self._add_words(frame["delta"], frame.get("logprobs") or ())
-        elif kind == THOUGHT:
+        if kind == REASONING_DELTA:
             self._add_thought(frame["delta"])
         elif kind in (ADDED, ITEM_DONE) and frame["item"]["type"] == OUTPUT:
             self._take_output(frame["item"])
@@ -113,31 +110,46 @@ class AnswerEvents:
             self._end(outcome_of(frame["response"]))
 
     def _add_words(self, text: str, logprobs: Sequence[Mapping[str, Any]] = ()) -> None:
-        if isinstance(self._open, WordsItem):
+        is_in_order = self._stretch == WORDS and self._num_stretches <= MAX_STRETCHES
+        if is_in_order and isinstance(self._open, WordsItem):  # what comes most often
             self._open.add(text, logprobs)
-        else:
-            self._later(lambda: self._words().add(text, logprobs))
+        elif text:
+            self._in_order(WORDS, lambda: self._words().add(text, logprobs))
 
     def _add_thought(self, text: str) -> None:
-        if isinstance(self._open, ThoughtItem):
-            self._open.add(text)
-        else:
-            self._later(lambda: self._thought().add(text))
+        if text:
+            self._in_order(THOUGHTS, lambda: self._thought().add(text))
 
     def _begin_call(self, call: Mapping[str, Any]) -> None:
-        self._later(lambda: self._call(call))
+        self._in_order(CALLS, lambda: self._call(call))
+        self._num_late_from += not self._late[CALLS]
 
     def _add_arguments(self, place: int, delta: str) -> None:
-        self._later(lambda: self._calls[place].add(delta), place)
+        self._of_call(place, lambda: self._calls[place].add(delta))
 
     def _end_call(self, place: int, status: str) -> None:
-        self._later(lambda: self._close(_call_status(status)), place)
+        self._of_call(place, lambda: self._close(_call_status(status)))
 
-    def _later(self, do: Callable[[], None], place: int | None = None) -> None:
+    def _of_call(self, place: int, tell: Callable[[], None]) -> None:
+        if place < self._num_late_from:
+            self._later(Held(tell, place))
+        else:
+            self._late[CALLS].append(Held(tell, place))
+
+    def _in_order(self, kind: str, tell: Callable[[], None]) -> None:
+        """What changes too often comes at the end, sorted: no message keeps its order."""
+        if self._stretch != kind:
+            self._stretch = kind
+            self._num_stretches += 1
+        if self._num_stretches > MAX_STRETCHES:
+            self._late[kind].append(Held(tell))
+        else:
+            self._later(Held(tell))
+
+    def _later(self, held: "Held") -> None:
         """Now, or when the call that is open is done, if this is nothing of its own."""
-        held = Held(do, place)
         if self._may_tell(held):
-            do()
+            held.tell()
         else:
             self._held.append(held)
         self._tell_held()
@@ -192,15 +204,15 @@ class AnswerEvents:
 
     def _take_output(self, output: Mapping[str, Any]) -> None:
         """Outcomes are told in the order of the calls, whichever comes first."""
-        if output["status"] not in OPEN:
-            self._outputs[output["call_id"]] = output
-            self._settle(only_known=True)
+        self._outputs[output["call_id"]] = output
+        self._end_items(is_whole=True)  # calls are carried out when their model has ended
+        self._settle(only_known=True)
 
     def _settle(self, *, only_known: bool) -> None:
         calls = [call for call in self._calls if isinstance(call, ServerCallItem)]
         for call in calls[self._num_settled :]:
             output = self._outputs.get(call.call_id)
-            if output is None and only_known:
+            if only_known and (output is None or output["status"] in OPEN):
                 return
             call.settle(output)
             self._num_settled += 1
@@ -213,15 +225,22 @@ class AnswerEvents:
         return self._teller.take()
 
     def _end(self, outcome: Outcome) -> None:
-        """What is open is whole if the answer is, but for a call."""
-        while self._held:
-            self._close("incomplete")
-            self._tell_held()
-        is_whole = outcome.status == "completed" and not isinstance(self._open, CallItem)
-        self._close("completed" if is_whole else "incomplete")
+        self._end_items(is_whole=outcome.status == "completed")
         self._settle(only_known=False)
         self.outcome = outcome
         self._teller.tell(outcome.event_type, response=self.response())
+
+    def _end_items(self, *, is_whole: bool) -> None:
+        """The model says nothing more. What is open is whole if its answer is, but for a call."""
+        for kind in (THOUGHTS, WORDS, CALLS):
+            for held in self._late[kind]:
+                self._later(held)
+            self._late[kind] = []
+        while self._held:
+            self._close("incomplete")
+            self._tell_held()
+        is_whole = is_whole and not isinstance(self._open, CallItem)
+        self._close("completed" if is_whole else "incomplete")
 
 
 def outcome_of(response: Mapping[str, Any]) -> Outcome:

@@ -7,6 +7,7 @@ from server.api.responses.answer.pieces import Pieces
 from server.api.responses.answer.teller import Teller, delta_form
 
 Item = dict[str, Any]
+STOPPED = "the call was stopped; the tool may have run"
 
 
 class CallItem:
@@ -87,13 +88,17 @@ class ServerCallItem(CallItem):
         self._teller.tell("response.mcp_call.in_progress", **self._place)
 
     def settle(self, output: Mapping[str, Any] | None) -> None:
-        """`output` is chat.v1's item of what has become of it; None: it never ran."""
-        if output is not None and output["status"] == "completed":
+        """`output` is chat.v1's item of what has become of it; None: it never came to that."""
+        status = "" if output is None else output["status"]
+        if output is None:
+            self._status = "incomplete"
+        elif status == "completed":
             self._status, self._output = "completed", output["output"]
         else:
-            self._status = "failed" if output is not None else "incomplete"
-            self._problem = None if output is None else output["output"]
-        end = "completed" if self._status == "completed" else "failed"
+            is_told = status in ("failed", "denied", "unknown")
+            self._status = "failed"
+            self._problem = output["output"] if is_told else STOPPED
+        end = "completed" if status == "completed" else "failed"
         self._teller.tell(f"response.mcp_call.{end}", **self._place)
         self._tell_item("done")
 

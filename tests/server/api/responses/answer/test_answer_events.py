@@ -8,6 +8,7 @@ import orjson
 from server.api.responses.answer.answer_events import AnswerEvents, outcome_of
 from server.api.responses.answer.teller import AnswerEvent
 from sessions.model.events import Event, ObjectEvent, TextEvent
+from tests.end_to_end.sdks.environment import strict_problems
 
 TAIL = "abcdefghijklmnopqrstuv"
 MESSAGE = f"msg_{TAIL}"
@@ -36,7 +37,7 @@ def words(*texts: str) -> list[Event]:
 
 def told(entries: Sequence[Event], **options: Any) -> list[AnswerEvent]:
     answer = answer_events(**options)
-    return [*answer.begin(), *(event for entry in entries for event in answer.take_event(entry))]
+    return [*answer.begin(), *(event for entry in entries for event in answer.take(entry))]
 
 
 def read(events: Sequence[AnswerEvent]) -> list[dict[str, Any]]:
@@ -114,10 +115,217 @@ def test_a_delta_is_written_as_it_is_read() -> None:
 def test_the_object_is_that_of_the_last_event() -> None:
     answer = answer_events()
     for entry in [*words("Hi"), done()]:
-        events = answer.take_event(entry)
+        events = answer.take(entry)
     assert answer.is_over
     assert orjson.loads(events[-1].data)["response"] == answer.response()
     entry = done()
     assert isinstance(entry, ObjectEvent)
     assert answer.outcome == outcome_of(entry.data["response"])
-    assert answer.take_event(entry) == []
+    assert answer.take(entry) == []
+
+
+# ---- each kind of item, and each end ------------------------------------------------------------
+
+LOGPROB = {"token": "Hé", "logprob": -0.5, "top": [{"token": "Ho", "logprob": -1.0}]}
+CALL = {"type": "function_call", "id": "fc", "call_id": "call_1", "name": "rain", "arguments": ""}
+OUTPUT = {
+    "type": "function_call_output",
+    "id": "fco",
+    "call_id": "call_1",
+    "name": "rain",
+    "server_label": "sky",
+    "output": "wet",
+}
+
+
+def thought(text: str) -> Event:
+    return ObjectEvent({"type": "response.reasoning_text.delta", "text_offset": 0, "delta": text})
+
+
+def added(item: Mapping[str, Any], place: int = 0) -> Event:
+    return ObjectEvent(
+        {"type": "response.output_item.added", "output_index": place, "item": dict(item)}
+    )
+
+
+def arguments(delta: str, place: int = 0) -> Event:
+    kind = "response.function_call_arguments.delta"
+    return ObjectEvent({"type": kind, "output_index": place, "delta": delta})
+
+
+def over(item: Mapping[str, Any], status: str = "completed", place: int = 0) -> Event:
+    item = {**item, "status": status}
+    return ObjectEvent({"type": "response.output_item.done", "output_index": place, "item": item})
+
+
+CALLED = [added(CALL), arguments('{"a":'), arguments("1}"), over(CALL)]
+KINDS: dict[str, list[Event]] = {
+    "nothing": [done()],
+    "words": [*words("Hi"), done()],
+    "log probabilities": [TextEvent(0, "Hé", logprobs=(LOGPROB,)), done()],
+    "thoughts": [thought("Hm."), *words("Hi"), done()],
+    "only thoughts": [thought("Hm."), done("incomplete", "max_output_tokens")],
+    "a call": [*CALLED, done(reason="tool_calls")],
+    "a call that is cut": [added(CALL), arguments('{"a'), done("incomplete", "max_output_tokens")],
+    "a call that is no JSON": [added(CALL), arguments("{"), over(CALL, "failed"), done()],
+    "words, thoughts, words": [*words("Hi"), thought("Hm."), *words("Ho"), done()],
+    "the server's call": [
+        *CALLED,
+        added({**OUTPUT, "output": "", "status": "in_progress"}),
+        over(OUTPUT),
+        done(reason="tool_calls"),
+    ],
+    "the server's call that fails": [*CALLED, over(OUTPUT, "failed"), done(reason="tool_calls")],
+    "the server's call that is stopped": [
+        *CALLED,
+        added({**OUTPUT, "output": "", "status": "awaiting_consent"}),
+        done("cancelled", "client_cancelled", by="user"),
+    ],
+    "too long": [*words("Hi"), done("incomplete", "max_output_tokens")],
+    "too slow": [*words("Hi"), done("incomplete", "deadline")],
+    "filtered": [*words("Hi"), done("incomplete", "content_filter")],
+    "its owner is lost": [*words("Hi"), done("incomplete", "owner_lost")],
+    "failed": [done("failed", "engine_error")],
+    "a form is refused": [done("failed", "output_format_refused", message="no such form")],
+    "cancelled": [*words("Hi"), done("cancelled", "client_cancelled", by="user")],
+    "steered": [*words("Hi"), done("cancelled", "steered", by="user")],
+}
+
+
+def told_kind(name: str) -> list[dict[str, Any]]:
+    is_server_s = name.startswith("the server's")
+    return read(told(KINDS[name], server_of=lambda tool: "sky" if is_server_s else None))
+
+
+def test_openais_own_types_take_every_event_and_object() -> None:
+    events = [event for name in KINDS for event in told_kind(name)]
+    objects = [event["response"] for event in events if "response" in event]
+    items = [event["item"] for event in events if "item" in event]
+    given = [("responses:ResponseStreamEvent", event) for event in events]
+    given += [("responses:Response", each) for each in objects]
+    given += [("responses:ResponseOutputItem", each) for each in items]
+    assert strict_problems(given) == ""
+
+
+def test_thoughts_come_before_words_each_in_an_item_of_its_own() -> None:
+    events = told_kind("thoughts")
+    assert [brief(event) for event in events[2:-1]] == [
+        ("output_item.added", 0, "reasoning"),
+        ("content_part.added", 0, "reasoning_text"),
+        *(("reasoning_text.delta", 0, each) for each in "Hm."),
+        ("reasoning_text.done", 0, "Hm."),
+        ("content_part.done", 0, "reasoning_text"),
+        ("output_item.done", 0, "reasoning"),
+        ("output_item.added", 1, "message"),
+        ("content_part.added", 1, "output_text"),
+        *(("output_text.delta", 1, each) for each in "Hi"),
+        ("output_text.done", 1, "Hi"),
+        ("content_part.done", 1, "output_text"),
+        ("output_item.done", 1, "message"),
+    ]
+    assert events[-1]["response"]["output"][0] == {
+        "id": f"rs_{TAIL}",
+        "type": "reasoning",
+        "summary": [],
+        "content": [{"type": "reasoning_text", "text": "Hm."}],
+        "status": "completed",
+    }
+
+
+def test_a_call_is_told_with_its_arguments() -> None:
+    events = told_kind("a call")
+    assert [brief(event) for event in events[2:-1]] == [
+        ("output_item.added", 0, "function_call"),
+        *(("function_call_arguments.delta", 0, each) for each in '{"a":1}'),
+        ("function_call_arguments.done", 0, '{"a":1}'),
+        ("output_item.done", 0, "function_call"),
+    ]
+    assert events[-2]["item"] == {
+        "id": f"fc_{TAIL}_0",
+        "type": "function_call",
+        "call_id": "call_1",
+        "name": "rain",
+        "arguments": '{"a":1}',
+        "status": "completed",
+    }
+
+
+def test_what_becomes_of_the_servers_call_is_told_after_it() -> None:
+    events = told_kind("the server's call")
+    assert [brief(event) for event in events[-6:-1]] == [
+        ("mcp_call_arguments.delta", 0, "}"),
+        ("mcp_call_arguments.done", 0, '{"a":1}'),
+        ("mcp_call.in_progress", 0),
+        ("mcp_call.completed", 0),
+        ("output_item.done", 0, "mcp_call"),
+    ]
+    assert events[-2]["item"] == {
+        "id": f"mcp_{TAIL}_0",
+        "type": "mcp_call",
+        "server_label": "sky",
+        "name": "rain",
+        "arguments": '{"a":1}',
+        "output": "wet",
+        "error": None,
+        "status": "completed",
+    }
+    failed = told_kind("the server's call that fails")
+    assert failed[-3]["type"] == "response.mcp_call.failed"
+    assert failed[-2]["item"]["error"] == {"type": "mcp_tool_execution_error", "content": "wet"}
+
+
+def test_what_comes_before_a_call_is_done_waits_for_it() -> None:
+    second = {**CALL, "call_id": "call_2"}
+    early = [added(CALL), added(second, 1), arguments("{}", 1), over(second, place=1)]
+    usual = [added(CALL), over(CALL), added(second, 1), arguments("{}", 1), over(second, place=1)]
+    assert told([*early, over(CALL), done()]) == told([*usual, done()])
+
+
+def test_log_probabilities_go_with_the_next_delta_and_with_the_whole() -> None:
+    events = told_kind("log probabilities")
+    deltas = [event for event in events if event["type"] == "response.output_text.delta"]
+    token = {"token": "Hé", "logprob": -0.5, "top_logprobs": [{"token": "Ho", "logprob": -1.0}]}
+    assert [event["logprobs"] for event in deltas] == [[token], []]
+    (text,) = [event for event in events if event["type"] == "response.output_text.done"]
+    assert text["logprobs"] == [token]
+    (part,) = events[-1]["response"]["output"][0]["content"]
+    assert part["logprobs"][0]["bytes"] == [72, 195, 169]
+    assert part["logprobs"][0]["top_logprobs"] == [
+        {"token": "Ho", "bytes": [72, 111], "logprob": -1.0}
+    ]
+
+
+def ending(name: str) -> tuple[Any, ...]:
+    event = told_kind(name)[-1]
+    response = event["response"]
+    details = response["incomplete_details"]
+    reason = None if details is None else details["reason"]
+    status = [item["status"] for item in response["output"]]
+    return event["type"].removeprefix("response."), response["status"], reason, *status
+
+
+def test_an_end_is_one_that_clients_know() -> None:
+    assert ending("words") == ("completed", "completed", None, "completed")
+    assert ending("nothing") == ("completed", "completed", None)
+    assert ending("too long") == ("incomplete", "incomplete", "max_output_tokens", "incomplete")
+    assert ending("too slow") == ("incomplete", "incomplete", "max_output_tokens", "incomplete")
+    assert ending("filtered") == ("incomplete", "incomplete", "content_filter", "incomplete")
+    assert ending("its owner is lost") == ("incomplete", "incomplete", None, "incomplete")
+    assert ending("cancelled") == ("incomplete", "cancelled", None, "incomplete")
+    assert ending("steered") == ("incomplete", "incomplete", "steered", "incomplete")
+    assert ending("a call that is cut")[3:] == ("incomplete",)
+    assert ending("a call that is no JSON")[3:] == ("incomplete",)
+
+
+def test_a_failure_says_why() -> None:
+    failed = told_kind("failed")[-1]["response"]
+    assert failed["error"] == {"code": "server_error", "message": "the engine has failed"}
+    refused = told_kind("a form is refused")[-1]["response"]
+    assert refused["error"] == {"code": "invalid_prompt", "message": "no such form"}
+    assert (failed["status"], failed["completed_at"]) == ("failed", None)
+
+
+def test_an_end_that_is_not_stored_yet_is_none() -> None:
+    early = done()
+    assert isinstance(early, ObjectEvent)
+    assert told([ObjectEvent({**early.data, "durable": False})]) == told([])
