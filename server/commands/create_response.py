@@ -20,6 +20,7 @@ from starlette.requests import HTTPConnection
 
 from server.access.rates import budget_entry
 from server.commands.admission import Admission
+from server.commands.doors.brought import Brought
 from server.commands.reply_target import ReplyTarget, ReplyTargets
 from server.engines.client import ServedModel, ValidationError
 from server.engines.models import Models
@@ -62,6 +63,7 @@ from sessions.model.queue import NextRound, TakenInput
 from sessions.model.quotas import Budget
 from sessions.model.records import UNSET, Message, Session, Unset
 from sessions.model.replies import BegunResponse
+from sessions.store.kept.responses import KeptResponse
 from sessions.store.store import SessionStore
 
 if TYPE_CHECKING:  # a server without tools imports nothing of them
@@ -84,9 +86,12 @@ class _Wish:
     session: Session | None  # as it was read with that queue
     trace: AnswerTrace | None
     next_round: NextRound | None = None  # what is asked, if the server itself does
+    brought: Brought | None = None  # by a door that is not one of chat.v1
 
     @property
     def body_hash(self) -> str:
+        if self.brought is not None:
+            return self.brought.body_hash
         return _body_hash(self.frame) if self.taken is None else self.taken.items[0].body_hash
 
 
@@ -131,6 +136,7 @@ class ResponseCreator:
         taken: TakenInput | None = None,
         session: Session | None = None,
         next_round: NextRound | None = None,
+        brought: Brought | None = None,
     ) -> tuple[str, bool]:
         """Begin an answer, or find the one that this key began before: its id, and True then.
 
@@ -139,15 +145,15 @@ class ResponseCreator:
         the one over HTTP by which the frame came, which may name the asker's span. `taken`: the
         question leaves the session's queue, which was read with `session`; nobody asks any more.
         `next_round`: likewise, and what tools gave back is in the place of a question.
+        `brought`: the messages to store, in place of what the frame says as `input`.
         Raises `ApiError` and the store's errors; then nothing was stored, but for a
         `StoreUnavailable`.
         """
         if self._tracing is None:
-            return await self._runs.see_through(
-                self._create(_Wish(uid, frame, asker, taken, session, None, next_round))
-            )
+            wish = _Wish(uid, frame, asker, taken, session, None, next_round, brought)
+            return await self._runs.see_through(self._create(wish))
         trace = self._tracing.begin(frame.session_id, frame.traceparent, frame.tracestate, request)
-        wish = _Wish(uid, frame, asker, taken, session, trace, next_round)
+        wish = _Wish(uid, frame, asker, taken, session, trace, next_round, brought)
         return await self._runs.see_through(self._create_traced(wish, trace))
 
     async def _create_traced(self, wish: _Wish, trace: AnswerTrace) -> tuple[str, bool]:
@@ -264,7 +270,8 @@ class ResponseCreator:
             trace.passed("store", {"parley.store.call": "begin"})
             trace.asked(run.response_id, settings)
             run.trace = trace
-        follows_leaf = run.user_message.parent_id == target.leaf and not begun.queued_behind
+        above = begun.parent_id if target.before else run.user_message.parent_id
+        follows_leaf = above == target.leaf and not begun.queued_behind
         if prompt is not None and follows_leaf and prompt.is_settled:
             run.set_prompt(prompt)  # otherwise the history moved on: built when its turn comes
         run.tokens_left = None if budget is None else budget.remaining
@@ -274,11 +281,13 @@ class ResponseCreator:
             wish.asker.outbox.put(RateLimitsUpdated(rate_limits=[self._limit.entry(remaining)]))
         self._runs.start(run, begun)
         is_question = wish.next_round is None and frame.input is not None and not frame.outputs
-        if begun.title_empty and is_question:
+        if begun.title_empty and is_question and not begun.hidden:
             self._runs.spawn(self._set_title(run, frame.text))
         return run.response_id, False
 
     async def _target(self, wish: _Wish, session: Session) -> ReplyTarget:
+        if wish.brought is not None:
+            return ReplyTarget.of_brought(wish.brought, session.head)
         if wish.next_round is None:
             return await self._targets.of(wish.uid, session, wish.frame)
         return await self._targets.of_round(wish.uid, session.id, wish.next_round.message_id)
@@ -291,7 +300,14 @@ class ResponseCreator:
         if not self._models.can_prompt(name):
             return None
         return await self._prompts.of(name).build(
-            uid, session.id, target.leaf, target.text, settings, target.base, target.outputs
+            uid,
+            session.id,
+            target.leaf,
+            target.text,
+            settings,
+            target.base,
+            target.outputs,
+            target.before,
         )
 
     def _name(self, session: Session, frame: CreateResponse) -> str:
@@ -344,7 +360,7 @@ class ResponseCreator:
         waits: bool,
     ) -> tuple[Run | None, BegunResponse]:
         """The run that the store has begun, or None and what the same key began before."""
-        uid, frame, trace = wish.uid, wish.frame, wish.trace
+        uid, frame = wish.uid, wish.frame
         model = self._chosen(settings["model"])  # which may have been unloaded meanwhile
         now_ms = time.time_ns() // 1_000_000
         new_question = target.new_question(now_ms)
@@ -378,16 +394,18 @@ class ResponseCreator:
                 response_id=response_id,
                 user_message=new_question,
                 assistant_message=answer,
-                parent_id=_parent_argument(frame, question, target),
+                parent_id=_parent_argument(wish, question, target),
                 continues=target.version,
                 on_busy="queue" if waits else "reject",
                 created_event=created.data,
                 model=model.name,
                 settings=settings,
                 seed=settings["seed"],
-                fields=None if trace is None else trace.headers,
+                fields=_run_fields(wish, session),
                 taken=wish.taken,
                 next_round=wish.next_round,
+                before=target.before,
+                kept=_kept(wish.brought, answer, now_ms),
             )
         finally:
             if begun is None or begun.replayed:
@@ -404,13 +422,21 @@ class ResponseCreator:
         )
         run.model = model
         run.lease_until = begun.lease_until
-        run.user_message = question.with_parent(begun.parent_id) if new_question else question
+        above = target.before[-1].id if target.before else begun.parent_id
+        run.user_message = question.with_parent(above) if new_question else question
+        run.is_hidden = begun.hidden
         return run, begun
 
     def _announce(self, run: Run, begun: BegunResponse, target: ReplyTarget, wish: _Wish) -> None:
         """The messages that are new or written on, response.created, and the sidebars' dot."""
         kind = MessageUpdated if target.version else MessageCreated
         messages = [run.message] if target.question else [run.user_message, run.message]
+        if target.before:
+            messages = [
+                target.before[0].with_parent(begun.parent_id),
+                *target.before[1:],
+                *messages,
+            ]
         entries: list[SessionEntry] = [
             kind(
                 session_id=run.session_id,
@@ -447,13 +473,34 @@ def _code(error: Exception) -> str:
     return refusal.code if isinstance(refusal, ApiError) else type(error).__name__
 
 
-def _parent_argument(
-    frame: CreateResponse, question: Message, target: ReplyTarget
-) -> str | Unset | None:
+def _run_fields(wish: _Wish, session: Session) -> dict[str, str | int]:
+    """What the run says of where it came from; absent of what comes by chat.v1."""
+    fields: dict[str, str | int] = {}
+    if wish.trace is not None:
+        fields |= wish.trace.headers
+    if wish.brought is not None:
+        fields["door"] = wish.brought.door
+    if session.hidden:
+        fields["hidden"] = 1
+    return fields
+
+
+def _kept(brought: Brought | None, answer: Message, now_ms: int) -> bytes | None:
+    if brought is None:
+        return None
+    ids = tuple(message.id for message in brought.messages)
+    kept = KeptResponse(answer.response_id or "", answer.id, ids, now_ms, brought.asked)
+    return kept.encode()
+
+
+def _parent_argument(wish: _Wish, question: Message, target: ReplyTarget) -> str | Unset | None:
     """Where `Responses.begin` puts what it stores: given, or after the head of that moment.
 
     What tools gave back belongs to the message that has called them, wherever the head is.
     """
+    frame = wish.frame
+    if wish.brought is not None:
+        return wish.brought.leaf
     if frame.input is None:
         return question.id
     if target.outputs:

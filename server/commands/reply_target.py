@@ -5,11 +5,12 @@ from dataclasses import dataclass, replace
 
 from msgspec import UnsetType
 
+from server.commands.doors.brought import Brought
 from server.protocol.client_frames import CallOutput, CreateResponse
 from server.protocol.errors import ApiError, invalid_field
 from sessions.model.errors import MessageNotFound, ResponseInProgress
 from sessions.model.ids import check_message_id, new_message_id
-from sessions.model.records import Message, Session
+from sessions.model.records import Message, Session, Unset
 from sessions.store.store import SessionStore
 
 
@@ -23,6 +24,8 @@ class ReplyTarget:
     continued: Message | None = None  # the answer to go on with
     version: str | None = None  # of `continued`, see `Messages.with_version`
     outputs: list[dict[str, str]] | None = None  # what tools gave back, in the place of a question
+    before: Sequence[Message] = ()  # that are stored with the question, after `leaf`
+    brought: Message | None = None  # the question as a door brings it
 
     @property
     def base(self) -> str:
@@ -33,6 +36,8 @@ class ReplyTarget:
         """The user message to store; None if it is stored already."""
         if self.question is not None:
             return None
+        if self.brought is not None:
+            return self.brought
         if self.outputs:
             return Message.of_outputs(new_message_id(), self.leaf, self.outputs, now_ms)
         return Message(new_message_id(), self.leaf, "user", self.text, "completed", now_ms)
@@ -59,6 +64,15 @@ class ReplyTarget:
             status_details=None,
             settings=None,
             restarts=None,
+        )
+
+    @staticmethod
+    def of_brought(brought: Brought, head: str | None) -> "ReplyTarget":
+        """What a door brings; `head` is the session's now."""
+        leaf = head if isinstance(brought.leaf, Unset) else brought.leaf
+        asked = brought.question
+        return ReplyTarget(
+            leaf, asked.text, outputs=asked.outputs, before=brought.before, brought=asked
         )
 
 

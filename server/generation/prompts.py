@@ -108,9 +108,11 @@ class PromptBuilder:
         settings: Mapping[str, Any],
         base: str = "",
         outputs: Sequence[Mapping[str, str]] | None = None,
+        before: Sequence[Message] = (),
     ) -> Prompt:
         """The prompt of `text` after the path to `leaf`, with `base` as the answer's beginning.
 
+        `before` stands between the two, and is not stored yet.
         `outputs` are what tools gave back, in the place of a text: then the turn that has called
         them always stays, as the message does. Raises `ApiError` `context_length_exceeded` when
         system text and message alone do not fit, `invalid_field` when the model's chat template
@@ -128,7 +130,7 @@ class PromptBuilder:
         tail = [Message("", leaf, "user", text, "completed", 0)]
         if outputs:
             tail = [Message.of_outputs("", leaf, outputs, 0)]
-            path = await self._path(uid, session_id, leaf)
+            path = [*await self._path(uid, session_id, leaf), *before]
             begin = _turn_begin(path)
             path, tail = path[:begin], [*path[begin:], *tail]
             alone = await self._alone(uid, system, tail, base, tools)
@@ -136,6 +138,7 @@ class PromptBuilder:
             alone, path = await asyncio.gather(  # the template's process and Redis work meanwhile
                 self._alone(uid, system, tail, base, tools), self._path(uid, session_id, leaf)
             )
+            path = [*path, *before]
         # An answer may ask for more than half the context, but not at the cost of all history.
         reserved = min(max_output_tokens, max_model_len // 2)
         room = max(max_model_len - reserved, len(alone))

@@ -237,7 +237,8 @@ class Hub:
         if asker is not None:
             asker.put_created(run.response_id, run.fence, run.events[0], event_id)
         self.publish_events(run.response_id, run.fence, 1, run.events[:1])
-        self.show_activity(run.uid, run.session_id, active=True)
+        if not run.is_hidden:
+            self.show_activity(run.uid, run.session_id, active=True)
 
     def publish_events(self, response_id: str, fence: int, first: int, events: list[Event]) -> None:
         """Entries of an answer's log: from the run itself, or from another worker's.

@@ -48,6 +48,7 @@ class BegunRun(Protocol):
     uid: str
     fence: int
     events: list[Event]
+    is_hidden: bool  # its session is in no sidebar
 
 
 class Room:

@@ -90,6 +90,7 @@ class Finisher:
             return await self._finish(end)
         finally:
             self._run.settled.set()
+            self._run.has_stored.set()
             if self._run.trace is not None:
                 self._run.trace.leave(self._run.state.value)
 

@@ -106,6 +106,7 @@ class Run:
         self.fence = fence
         self.events: list[Event] = [created]
         self.user_message = message  # replaced by the beginner of the run
+        self.is_hidden = False  # its session is in no sidebar
         self.lease_until = 0  # by Redis' clock, milliseconds since 1970
         self.renewed_at = time.monotonic()  # when the last renewal that succeeded was sent
         self.must_be_silent: Callable[[], bool] = lambda: False  # it may be another's by now
@@ -313,6 +314,7 @@ class Run:
         self.token_ids = list(token_ids)
         self.num_tokens_stored = len(token_ids)
         self.known_prompt_hash = record.extra.get("prompt_hash")
+        self.is_hidden = record.extra.get("hidden") == "1"
         for event in events:
             if isinstance(event, ObjectEvent) and event.data["type"] == "response.in_progress":
                 self.num_prompt_tokens = event.data["prompt_tokens"]

@@ -235,7 +235,8 @@ class Runs:
     def _tell_ended(self, run: Run) -> None:
         if self._limit is not None:
             self._limit.free(run.uid, run.response_id)
-        self._hub.show_activity(run.uid, run.session_id, active=False, status=run.status)
+        if not run.is_hidden:
+            self._hub.show_activity(run.uid, run.session_id, active=False, status=run.status)
 
     async def _promote_next(self, run: Run, finished: Finished | None) -> None:
         """The session's next answer may start, wherever its owner is; or what waits may begin.

@@ -1,0 +1,27 @@
+"""`Brought`: what a door brings to the beginning of an answer that no frame of `chat.v1` says."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sessions.model.records import Message, Unset
+
+
+@dataclass(frozen=True, slots=True)
+class Brought:
+    """Messages to store with the answer, and the door's own words to keep with it."""
+
+    door: str  # its name
+    messages: Sequence[Message]  # each below the one before; the last one is the question
+    leaf: str | Unset | None  # what they follow; UNSET: whatever is the session's head then
+    asked: Mapping[str, Any]
+    body_hash: str  # names what was asked for, so that a key used for something else is noticed
+
+    @property
+    def question(self) -> Message:
+        return self.messages[-1]
+
+    @property
+    def before(self) -> Sequence[Message]:
+        """The messages before the question."""
+        return self.messages[:-1]
