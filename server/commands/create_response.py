@@ -208,7 +208,7 @@ class ResponseCreator:
         """
         uid, frame = wish.uid, wish.frame
         if wish.next_round is None:
-            settings = await self._settings(session, frame)
+            settings = await self._settings(session, frame, wish.brought)
         else:  # those of the answer that it follows
             settings = dict(wish.next_round.settings)
         waits = frame.on_busy == "queue"
@@ -315,7 +315,9 @@ class ResponseCreator:
         given = frame.settings.given().get("model") or session.settings.get("model")
         return str(given or self._models.of_session(session.model))
 
-    async def _settings(self, session: Session, frame: CreateResponse) -> dict[str, Any]:
+    async def _settings(
+        self, session: Session, frame: CreateResponse, brought: Brought | None
+    ) -> dict[str, Any]:
         name = self._name(session, frame)
         if not self._models.is_known(name) and self._refresh_models is not None:
             await self._refresh_models()  # another worker may have loaded it just now
@@ -323,6 +325,8 @@ class ResponseCreator:
         settings = effective_settings(
             model, self._models.context(name), session.settings, frame.settings.given()
         )
+        if brought is not None:
+            settings |= brought.settings
         try:
             structured_outputs(settings.get("output"))
         except ValidationError as error:

@@ -120,6 +120,7 @@ class PromptBuilder:
         answers cannot be held to `output_format_refused` and `thinking_not_supported`.
         """
         tools = offered_tools(settings)
+        variables = template_variables(settings)
         if (tools or outputs) and not self._takes_tools:
             message = "this model is told of no tools, or it is unknown how it calls them"
             raise ApiError("tools_not_supported", message, param="settings.tools")
@@ -133,14 +134,17 @@ class PromptBuilder:
             path = [*await self._path(uid, session_id, leaf), *before]
             begin = _turn_begin(path)
             path, tail = path[:begin], [*path[begin:], *tail]
-            alone = await self._alone(uid, system, tail, base, tools)
+            alone = await self._alone(uid, system, tail, base, variables)
         else:
             alone, path = await asyncio.gather(  # the template's process and Redis work meanwhile
-                self._alone(uid, system, tail, base, tools), self._path(uid, session_id, leaf)
+                self._alone(uid, system, tail, base, variables), self._path(uid, session_id, leaf)
             )
             path = [*path, *before]
         # An answer may ask for more than half the context, but not at the cost of all history.
         reserved = min(max_output_tokens, max_model_len // 2)
+        is_whole = settings.get("truncation") == "disabled"  # all of the history, or no answer
+        if is_whole:
+            reserved = 1
         room = max(max_model_len - reserved, len(alone))
         is_settled = all(message.status != "in_progress" for message in path)
         held = self._held(settings, tools, alone)
@@ -151,7 +155,10 @@ class PromptBuilder:
         while True:
             ids = alone
             if start < len(history):
-                ids = await self._render(uid, system, [*history[start:], *tail], base, tools)
+                ids = await self._render(uid, system, [*history[start:], *tail], base, variables)
+            if is_whole and (start or len(ids) > room):
+                num_tokens = f"{len(ids)}" if not start else f"more than {room}"
+                raise _too_long(num_tokens, max_model_len, "input")
             if len(ids) <= room or start >= len(history):
                 break
             # The estimate was too low: one more turn goes.
@@ -211,13 +218,13 @@ class PromptBuilder:
         system: str,
         tail: Sequence[Message],
         base: str,
-        tools: Sequence[Mapping[str, Any]],
+        variables: Mapping[str, Any],
     ) -> list[int]:
         """The prompt without any history. Raises `ApiError` if that is too long already."""
         max_model_len = self._engine.model_config.max_model_len
         param = "continue_of" if base else "input"
         try:
-            ids = await self._render(uid, system, tail, base, tools, max_length=max_model_len)
+            ids = await self._render(uid, system, tail, base, variables, max_length=max_model_len)
         except PromptTooLongError as error:
             raise _too_long(f"at least {error.num_tokens}", max_model_len, param) from error
         if len(ids) >= max_model_len:
@@ -284,7 +291,7 @@ class PromptBuilder:
         system: str,
         said: Sequence[Message],
         base: str,
-        tools: Sequence[Mapping[str, Any]],
+        variables: Mapping[str, Any],
         *,
         max_length: int | None = None,
     ) -> list[int]:
@@ -293,7 +300,7 @@ class PromptBuilder:
         has_calls = any("tool_calls" in message for message in messages)
         try:
             try:
-                return await self._apply(uid, messages, base, tools, max_length)
+                return await self._apply(uid, messages, base, variables, max_length)
             except ChatTemplateError:
                 raise
             except ValidationError:
@@ -302,11 +309,17 @@ class PromptBuilder:
                 messages = chat_messages(
                     system, said, with_calls=with_calls, arguments_as_text=True
                 )
-                return await self._apply(uid, messages, base, tools, max_length)
+                return await self._apply(uid, messages, base, variables, max_length)
         except PromptTooLongError:
             raise
         except ValidationError as error:  # some templates know no system role, for instance
-            param = "settings.tools" if tools else "settings.system" if system else "input"
+            param = (
+                "settings.tools"
+                if "tools" in variables
+                else "settings.system"
+                if system
+                else "input"
+            )
             is_stopped = isinstance(error, ChatTemplateError)
             verb = "takes too much time or memory over" if is_stopped else "refuses"
             raise invalid_field(param, f"the model's chat template {verb} this") from error
@@ -318,14 +331,23 @@ class PromptBuilder:
         uid: str,
         messages: Sequence[ChatMessage],
         base: str,
-        tools: Sequence[Mapping[str, Any]],
+        variables: Mapping[str, Any],
         max_length: int | None,
     ) -> list[int]:
-        variables = {"tools": template_tools(tools)} if tools else {}
         tokenizer = self._engine.get_tokenizer()
         return await tokenizer.apply_chat_template_async(
             messages, answer=base, owner=uid, max_length=max_length, **variables
         )
+
+
+def template_variables(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """What settings say to a chat template, beside the messages."""
+    found: dict[str, Any] = {}
+    if tools := offered_tools(settings):
+        found["tools"] = template_tools(tools)
+    if (effort := settings.get("reasoning_effort")) is not None:
+        found["reasoning_effort"] = effort
+    return found
 
 
 _CODES = {  # of what a model cannot be held to

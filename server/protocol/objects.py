@@ -91,6 +91,8 @@ class SettingsObject(Settings, frozen=True, forbid_unknown_fields=True, omit_def
     """The settings that are set; in a response, all that are in force."""
 
     tools: list[OfferedTool | McpTool] | None = None  # type: ignore[assignment]  # more than given
+    reasoning_effort: str | None = None  # these two of answers that another door has asked for
+    truncation: Literal["auto", "disabled"] | None = None
 
 
 class SessionObject(Part, frozen=True, kw_only=True):

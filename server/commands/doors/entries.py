@@ -109,8 +109,8 @@ class _Listener(Subscription):
         response_id: str,
         fence: int,
         first: int,
-        events: list[Event],
-        frame: Any = None,
+        events: Sequence[Event],
+        frame: bytes | None = None,
     ) -> bool:
         self.has_heard.set()
         return True
