@@ -1,8 +1,8 @@
 """A file → a conversation to be stored, held to the limits of the live path.
 
 The user who imports a file owns the session. Ids in the file are labels that link messages; the
-stored ones are fresh. Roles are those of the live path, where a client answers calls of tools: a
-file cannot bring text of the system.
+stored ones are fresh. Roles are those of the live path, where a client answers calls of tools and
+may bring instructions.
 """
 
 import time
@@ -23,7 +23,7 @@ from server.protocol.client_frames import (
 from server.protocol.errors import ApiError, invalid_field
 from server.protocol.titles import clean_title
 from sessions.model.ids import new_message_id
-from sessions.model.records import Message
+from sessions.model.records import MESSAGE, Message
 from sessions.store.copies import Draft
 
 MAX_ANSWER_BYTES = 512 * 1024  # more than the longest answer in the longest tokens
@@ -74,7 +74,7 @@ class ImportedMessage(Struct, frozen=True):
     """One message; its parent must stand before it."""
 
     id: Label
-    role: Literal["user", "assistant", "tool"]
+    role: Literal["user", "assistant", "tool", "system", "developer"]
     content: Annotated[list[ImportedText], Meta(max_length=MAX_CALLS)]  # a part for each output
     parent_id: Label | None = None
     status: Literal["completed", "interrupted", "failed"] = "completed"
@@ -84,6 +84,7 @@ class ImportedMessage(Struct, frozen=True):
     reasoning: str | None = None  # of an answer
     tool_calls: Annotated[list[ImportedCall], Meta(max_length=MAX_CALLS)] = []  # likewise
     tool_outputs: Annotated[list[ImportedOutput], Meta(max_length=MAX_CALLS)] = []  # of these
+    redacted: Annotated[list[Label], Meta(max_length=2 * MAX_CALLS)] = []  # what is gone of it
 
 
 class ImportedSession(Struct, frozen=True):
@@ -138,6 +139,7 @@ def parse_import(data: bytes, model: str) -> Draft:
                 tool_calls=_calls(imported, where),
                 tool_outputs=_call_outputs(imported, where),
                 outputs=_outputs(imported, known.get(imported.parent_id), where),
+                redacted=imported.redacted or None,
             )
         )
     if body.head is not None and body.head not in ids:
@@ -150,14 +152,11 @@ def parse_import(data: bytes, model: str) -> Draft:
 def _check_place(
     imported: ImportedMessage, known: Mapping[str | None, ImportedMessage], where: str
 ) -> None:
-    """A tree: every id once, every parent before its children, answers under questions."""
+    """A tree: every id once, every parent before its children."""
     if imported.id in known:
         raise invalid_field(f"{where}.id", "this id is there twice")
     if imported.parent_id is not None and imported.parent_id not in known:
         raise invalid_field(f"{where}.parent_id", "no message before this one has that id")
-    parent = known.get(imported.parent_id)
-    if imported.role == "assistant" and (parent is None or parent.role == "assistant"):
-        raise invalid_field(f"{where}.parent_id", "an answer follows a user's message")
 
 
 def _calls(imported: ImportedMessage, where: str) -> list[dict[str, str]] | None:
@@ -234,12 +233,12 @@ def _reasoning(imported: ImportedMessage, where: str) -> str | None:
 
 def _text(imported: ImportedMessage, where: str) -> str:
     text = "".join(part.text for part in imported.content)
-    is_question = imported.role == "user"
+    is_question = imported.role in ("user", "system", "developer")
     # Outputs may be a client's and the server's, and lines that say why there is none.
     most = MAX_INPUT_BYTES if is_question else MAX_ANSWER_BYTES
     if len(text.encode()) > most:
         message = f"a message is longer than {most} bytes"
         raise ApiError("message_too_large", message, param=f"{where}.content")
-    if is_question and not text.strip():
+    if is_question and not text.strip() and MESSAGE not in imported.redacted:
         raise invalid_field(f"{where}.content", "a user's message is empty")
     return text

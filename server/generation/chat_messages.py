@@ -7,11 +7,12 @@ short ids there, since some templates take no other.
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import orjson
 
-from sessions.model.records import Message
+from sessions.model.records import Message, call_word, output_word
 
 ChatMessage = dict[str, Any]  # {"role": …, "content": …, "tool_calls"?: …}
 ID_DIGITS = 9  # what Mistral's templates insist on
@@ -49,6 +50,7 @@ def chat_messages(
     found: list[ChatMessage] = []
     if system:
         found.append({"role": "system", "content": system})
+    messages = _told(messages)
     for place, message in enumerate(messages):
         if message.outputs:
             if with_calls:
@@ -69,6 +71,29 @@ def chat_messages(
         elif message.text:
             _add_text(found, message)
     return found
+
+
+def _told(messages: Sequence[Message]) -> list[Message]:
+    """Without what was deleted of them; outputs that came one after the other are together."""
+    told: list[Message] = []
+    for message in messages:
+        if message.redacted:
+            message = _rest(message)
+        before = told[-1].outputs if told else None
+        if message.outputs and before:
+            told[-1] = replace(told[-1], outputs=before + message.outputs)
+        else:
+            told.append(message)
+    return told
+
+
+def _rest(message: Message) -> Message:
+    gone = message.redacted or ()
+    calls, outputs = message.tool_calls or (), message.outputs
+    if outputs is not None:
+        outputs = [each for at, each in enumerate(outputs) if output_word(at) not in gone]
+    calls = [each for at, each in enumerate(calls) if call_word(at) not in gone]
+    return replace(message, tool_calls=calls or None, outputs=outputs)
 
 
 def calls_text(message: Message) -> str:

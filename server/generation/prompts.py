@@ -96,7 +96,7 @@ class PromptBuilder:
     def __init__(self, messages: Messages, engine: EngineClient) -> None:
         self._messages = messages
         self._engine = engine
-        self._counts: OrderedDict[str, int] = OrderedDict()
+        self._counts: OrderedDict[tuple[str, int], int] = OrderedDict()
         self._thought_end: str | None = None  # of a thought that each prompt begins; not known yet
 
     async def build(
@@ -140,6 +140,11 @@ class PromptBuilder:
                 self._alone(uid, system, tail, base, variables), self._path(uid, session_id, leaf)
             )
             path = [*path, *before]
+        num_told = _num_instructions(path)
+        if num_told:  # before anybody has said anything: they hold for all of it, and always stay
+            system = "\n\n".join([system, *(each.text for each in path[:num_told])]).strip()
+            path = path[num_told:]
+            alone = await self._alone(uid, system, tail, base, variables)
         # An answer may ask for more than half the context, but not at the cost of all history.
         reserved = min(max_output_tokens, max_model_len // 2)
         is_whole = settings.get("truncation") == "disabled"  # all of the history, or no answer
@@ -271,12 +276,13 @@ class PromptBuilder:
         return questions[kept]
 
     async def _count(self, uid: str, message: Message) -> int:
-        known = self._counts.get(message.id)
+        key = (message.id, len(message.text))  # which a client may have deleted meanwhile
+        known = self._counts.get(key)
         if known is None or message.status == "in_progress":
             known = await self._count_text(uid, message.text + calls_text(message))
             if not message.id:  # it is not stored yet
                 return known
-            self._counts[message.id] = known
+            self._counts[key] = known
             if len(self._counts) > MAX_COUNTS:
                 self._counts.popitem(last=False)
         return known
@@ -355,6 +361,12 @@ _CODES = {  # of what a model cannot be held to
     "settings.tool_choice": "tools_not_supported",
     "settings.tools": "output_format_refused",
 }
+
+
+def _num_instructions(path: Sequence[Message]) -> int:
+    """How many messages of a path's beginning are of the system, or of a developer."""
+    said = (at for at, each in enumerate(path) if each.role not in ("system", "developer"))
+    return next(said, len(path))
 
 
 def _turn_begin(path: Sequence[Message]) -> int:

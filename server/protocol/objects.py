@@ -211,6 +211,7 @@ class MessageObject(Part, frozen=True, kw_only=True):
     tool_calls: list[FunctionCall] | UnsetType = UNSET
     tool_outputs: list[FunctionCallOutput] | UnsetType = UNSET
     order: str | UnsetType = UNSET
+    redacted: list[str] | UnsetType = UNSET
     sibling_ids: list[Id] | UnsetType = UNSET
 
 

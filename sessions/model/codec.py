@@ -50,6 +50,7 @@ SESSION_FIELDS: Final = (
     "locked",
     "revision_offset",
     "hidden",
+    "metadata",
 )
 
 
@@ -79,6 +80,7 @@ def decode_session(session_id: str, values: Sequence[bytes | None]) -> Session |
         locked=row["locked"] != "",
         revision_offset=int(row["revision_offset"] or 0),
         hidden=row["hidden"] == "1",
+        metadata=orjson.loads(row["metadata"] or "{}"),
     )
 
 

@@ -5,7 +5,7 @@ SessionError
 ├── StoreRefused            this Redis must not be used at all (start-up checks)
 ├── InvalidId, InvalidCursor    refused before Redis was asked
 ├── SessionNotFound, MessageNotFound, ResponseNotFound, SessionLocked, RevisionConflict
-├── MessageChanged
+├── MessageChanged, HeadMoved
 ├── UserNotFound, UserGone, ShareNotFound
 ├── NoSlot                  one more answer than a user may have at once
 ├── QuotaExceeded           one more than a user may have; nothing was stored
@@ -55,6 +55,10 @@ class MessageNotFound(SessionError):
 
 class MessageChanged(SessionError):
     """The message is no longer the one that the caller has read."""
+
+
+class HeadMoved(SessionError):
+    """The session's newest message is no longer the one that the caller has read."""
 
 
 class ResponseNotFound(SessionError):

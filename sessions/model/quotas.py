@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from sessions.model.errors import QuotaExceeded
+
 
 @dataclass(frozen=True, slots=True)
 class Quotas:
@@ -17,6 +19,12 @@ class Quotas:
     messages_per_session: int = 20_000
     bytes_per_session: int = 16 * 1024 * 1024  # of its messages, before they are compressed
     tokens_per_day: int = 0  # of prompts and answers, by user
+
+    def session_error(self, what: str) -> QuotaExceeded:
+        """What a script refuses that would add more to a session: `messages` or `bytes`."""
+        if what == "bytes":
+            return QuotaExceeded("bytes in a session", self.bytes_per_session)
+        return QuotaExceeded("messages in a session", self.messages_per_session)
 
 
 @dataclass(frozen=True, slots=True)

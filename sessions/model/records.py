@@ -30,6 +30,7 @@ _OPTIONAL_FIELDS: Final = (  # of a message, as the protocol's object has them
     "tool_calls",
     "tool_outputs",
     "order",
+    "redacted",
 )
 
 MessageStatus = Literal["in_progress", "completed", "interrupted", "failed"]
@@ -43,6 +44,19 @@ def utf16_length(text: str) -> int:
 def utf16_prefix(text: str, length: int) -> str:
     """The first `length` UTF-16 code units of `text`."""
     return text.encode("utf-16-le")[: 2 * length].decode("utf-16-le", "ignore")
+
+
+# What `Message.redacted` says is gone: its text, its thoughts, a call or an output by its place.
+MESSAGE: Final = "message"
+REASONING: Final = "reasoning"
+
+
+def call_word(place: int) -> str:
+    return f"call_{place}"
+
+
+def output_word(place: int) -> str:
+    return f"output_{place}"
 
 
 class Unset(Enum):
@@ -87,6 +101,7 @@ class Session:
     locked: bool = False
     revision_offset: int = 0  # of the event that made this revision
     hidden: bool = False  # in no list of its user's
+    metadata: dict[str, str] = field(default_factory=dict)  # a client's own; only OpenAI's has it
 
     @property
     def is_at_revision(self) -> bool:
@@ -143,6 +158,7 @@ class Message:
     tool_outputs: list[dict[str, Any]] | None = None  # what became of those that the server ran
     order: str | None = None  # of thoughts, words and calls; None: in this order, each once
     outputs: list[dict[str, str]] | None = None  # of a tool's message: `call_id`, `output`
+    redacted: list[str] | None = None  # what a client has deleted of it; None: nothing
     sibling_ids: tuple[str, ...] = ()
 
     @staticmethod

@@ -36,7 +36,7 @@ from sessions.model.records import Message
 from sessions.model.replies import CreatedSession
 from sessions.store.context import StoreContext
 from sessions.store.messages import PART_BYTES, PART_MESSAGES, Messages
-from sessions.store.sessions import Sessions
+from sessions.store.sessions import Sessions, door_pairs
 
 _PART_KEYS: Final = ("m", "msg", "tree", "ids", "copy")
 
@@ -50,6 +50,9 @@ class Draft:
     settings: Mapping[str, Any]
     messages: Sequence[Message]
     head: str | None
+    life_seconds: float | None = None  # these as of `Sessions.create`
+    hidden: bool = False
+    metadata: Mapping[str, str] | None = None
 
 
 class _Stored(NamedTuple):
@@ -143,18 +146,21 @@ class Copies:
         most = self._context.quotas.messages_per_session
         if most and num_messages > most:
             raise QuotaExceeded("messages in a session", most)
-        await self._sessions.reserve(uid, session_id)
+        await self._sessions.reserve(uid, session_id, hidden=draft.hidden)
         call_id = secrets.token_urlsafe(6)
         if not await self._begin_copy(session_id, call_id):  # a repeat was faster
             return CreatedSession(await self._sessions.get(uid, session_id), replayed=True)
         pairs: list[Argument] = ["title", draft.title, "model", draft.model]
         pairs += ["settings", orjson.dumps(dict(draft.settings)), "head", draft.head or ""]
         pairs += ["message_count", num_messages]
+        pairs += door_pairs(draft.life_seconds, draft.metadata, hidden=draft.hidden)
         try:
             async with aclosing(messages):
                 counters = await self._write_parts(session_id, call_id, messages)
             pairs += [part for pair in counters.items() for part in pair]
-            return await self._sessions.make(uid, session_id, pairs, copy=(call_id, num_messages))
+            return await self._sessions.make(
+                uid, session_id, pairs, (call_id, num_messages), hidden=draft.hidden
+            )
         except (QuotaExceeded, ResponseInProgress, SessionNotFound):
             if await self._drop_copy(session_id, call_id):
                 await self._indexes.settle(self._indexes.without_session(uid, session_id))

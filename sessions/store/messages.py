@@ -1,5 +1,7 @@
 """The store's part for messages: one of them, a page of a path, a whole session in parts.
 
+Most are written by responses and copies; those that a client brings are added here.
+
 A part is bounded by its messages and by their bytes: neither Redis nor the loop is held for longer
 than it takes.
 """
@@ -8,15 +10,27 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
 from typing import Final
 
+import orjson
+
 from sessions.model.arguments import check_owner
-from sessions.model.codec import decode_body, decode_token_ids
-from sessions.model.errors import MessageNotFound, SessionNotFound, StoreUnavailable
+from sessions.model.codec import decode_body, decode_token_ids, encode_body
+from sessions.model.errors import (
+    HeadMoved,
+    MessageChanged,
+    MessageNotFound,
+    ResponseInProgress,
+    SessionLocked,
+    SessionNotFound,
+    StoreUnavailable,
+)
 from sessions.model.ids import check_session_id, is_message_id
 from sessions.model.records import Message
 from sessions.model.replies import MessagePage
+from sessions.model.session_events import MessageUpdatedEvent, encode_session_event
 from sessions.model.tree import children_of, newest_below, parents_of, path_to
 from sessions.store.context import SESSION_SUFFIXES, StoreContext
 
@@ -25,7 +39,7 @@ PART_BYTES: Final = 256 * 1024  # before they are compressed; about 5 ms of work
 
 
 class Messages:
-    """Messages, read: responses and copies write them."""
+    """Messages, in the order of a path through their tree."""
 
     def __init__(self, context: StoreContext) -> None:
         self._context = context
@@ -89,6 +103,94 @@ class Messages:
         if body is None:
             raise MessageNotFound
         return decode_body(body), hashlib.sha1(body, usedforsecurity=False).hexdigest()
+
+    async def branch(self, uid: str, session_id: str) -> list[str]:
+        """The ids on the way to the head, oldest first. Raises `SessionNotFound`."""
+        check_session_id(session_id)
+        values, entries = await self._client.calls(
+            ("HMGET", self._keys.session(session_id, "m"), "uid", "head"),
+            ("LRANGE", self._keys.session(session_id, "tree"), 0, -1),
+        )
+        check_owner(uid, values[0])
+        await self._renew(session_id)
+        return path_to(parents_of(entries), (values[1] or b"").decode() or None)
+
+    async def add(
+        self, uid: str, session_id: str, messages: Sequence[Message], *, head: str | None
+    ) -> None:
+        """Add messages behind the head, all of them or none: a chain that begins below `head`.
+
+        Viewers see them as any others. Raises `HeadMoved` if that is another message by now,
+        `SessionNotFound`, `SessionLocked`, `ResponseInProgress`, `QuotaExceeded`.
+        """
+        check_session_id(session_id)
+        quotas = self._context.quotas
+        reply = await self._client.script(
+            "add_messages",
+            self._context.session_keys(
+                session_id, "m", "log", "msg", "tree", "ids", "runs", "q", "share"
+            ),
+            channel=self._keys.session_channel(session_id),
+            uid=uid,
+            call_id=secrets.token_urlsafe(6),
+            head=head,
+            max_messages=quotas.messages_per_session,
+            max_bytes=quotas.bytes_per_session,
+            **self._context.log_limits,
+            idle_ms=self._context.idle_ms,
+            messages=[
+                argument
+                for message in messages
+                for argument in (
+                    message.id,
+                    message.parent_id or "",
+                    encode_body(message),
+                    orjson.dumps(message.event_wire()),
+                )
+            ],
+        )
+        match reply[0]:
+            case b"ok":
+                index = self._context.indexes.session(
+                    uid, session_id, reply[1], hidden=reply[2] == b"1"
+                )
+                await self._context.indexes.settle(index)
+            case b"locked":
+                raise SessionLocked(reply[1].decode())
+            case b"busy":
+                raise ResponseInProgress(reply[1].decode())
+            case b"moved":
+                raise HeadMoved
+            case b"quota":
+                raise quotas.session_error(reply[1].decode())
+            case _:
+                raise SessionNotFound
+
+    async def replace(self, uid: str, session_id: str, message: Message, version: str) -> None:
+        """Write a message anew; it stays where it is. `version` is that of `with_version`.
+
+        What was kept of the tokens of its old text goes. Raises `SessionNotFound`,
+        `MessageNotFound`, `MessageChanged`.
+        """
+        check_session_id(session_id)
+        reply = await self._client.script(
+            "replace_message",
+            self._context.session_keys(session_id, "m", "log", "msg", "ids"),
+            channel=self._keys.session_channel(session_id),
+            uid=uid,
+            call_id=secrets.token_urlsafe(6),
+            message_id=message.id,
+            version=version,
+            body=encode_body(message),
+            event=encode_session_event(MessageUpdatedEvent(message=message.event_wire())),
+            **self._context.log_limits,
+        )
+        if reply[0] == b"changed":
+            raise MessageChanged
+        if reply[0] == b"message_not_found":
+            raise MessageNotFound
+        if reply[0] != b"ok":
+            raise SessionNotFound
 
     async def each(
         self, uid: str | None, session_id: str, *, whole_tree: bool

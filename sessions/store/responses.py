@@ -17,7 +17,6 @@ from sessions.model.errors import (
     MessageNotFound,
     QueueChanged,
     QueueFull,
-    QuotaExceeded,
     ResponseInProgress,
     SessionLocked,
     SessionNotFound,
@@ -236,7 +235,7 @@ class Responses:
         """What the reply of begin_response means, with the indexes brought up to date."""
         word = reply[0].decode()
         if word == "quota":
-            raise self._quota_error(reply[1].decode())
+            raise self._context.quotas.session_error(reply[1].decode())
         if word not in ("ok", "replayed"):
             _raise_begin_error(word, (reply[1].decode() if len(reply) > 1 else ""))
         replayed = word == "replayed"
@@ -262,11 +261,6 @@ class Responses:
                 ]
             )
         return begun
-
-    def _quota_error(self, what: str) -> QuotaExceeded:
-        if what == "bytes":
-            return QuotaExceeded("bytes in a session", self._context.quotas.bytes_per_session)
-        return QuotaExceeded("messages in a session", self._context.quotas.messages_per_session)
 
 
 def _messages_before(messages: Sequence[Message], parent_id: str | None) -> list[Argument]:

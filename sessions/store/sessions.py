@@ -56,6 +56,7 @@ class Sessions:
         settings: Mapping[str, Any] | None = None,
         life_seconds: float | None = None,
         hidden: bool = False,
+        metadata: Mapping[str, str] | None = None,
     ) -> CreatedSession:
         """Make the session that this user and key name, or return it if it was made before.
 
@@ -70,10 +71,7 @@ class Sessions:
         session_id = derived_session_id(uid, idempotency_key)
         pairs: list[Argument] = ["title", title, "model", model]
         pairs += ["settings", orjson.dumps(dict(settings or {}))]
-        if life_seconds is not None:
-            pairs += ["life_ms", int(life_seconds * 1000)]
-        if hidden:
-            pairs += ["hidden", 1]
+        pairs += door_pairs(life_seconds, metadata, hidden=hidden)
         return await self.make(uid, session_id, pairs, hidden=hidden)
 
     async def make(
@@ -186,18 +184,21 @@ class Sessions:
         settings: Mapping[str, Any] | None = None,
         pinned: bool | None = None,
         head: str | None = None,
+        metadata: Mapping[str, str] | None = None,
         if_revision: int | None = None,
         by: str = "user",
     ) -> Session:
         """Change what is given (None leaves it), log and publish `session.updated`.
 
-        `settings` replaces the whole object. The entry holds `by`, `revision` and `changed`.
-        Raises `SessionNotFound`, `RevisionConflict`, and `MessageNotFound` for an unknown `head`.
+        `settings` and `metadata` replace the whole object. The entry holds `by`, `revision` and
+        `changed`. Raises `SessionNotFound`, `RevisionConflict`, and `MessageNotFound` for an
+        unknown `head`.
         """
         check_session_id(session_id)
         if head is not None and not is_message_id(head):
             raise MessageNotFound
         changed = _given(title=title, model=model, settings=settings, pinned=pinned, head=head)
+        changed |= _given(metadata=metadata)
         reply, values = await self._client.calls(
             self._client.script_run(
                 "update_session",
@@ -331,6 +332,20 @@ class Sessions:
         check_session_id(session_id)
         channel = self._keys.session_channel(session_id)
         await self._client.call(PUBLISH, channel, orjson.dumps(dict(frame)))
+
+
+def door_pairs(
+    life_seconds: float | None, metadata: Mapping[str, str] | None, *, hidden: bool
+) -> list[Argument]:
+    """Those fields of a session hash that only some doors set."""
+    pairs: list[Argument] = []
+    if life_seconds is not None:
+        pairs += ["life_ms", int(life_seconds * 1000)]
+    if hidden:
+        pairs += ["hidden", 1]
+    if metadata:
+        pairs += ["metadata", orjson.dumps(dict(metadata))]
+    return pairs
 
 
 def _given(**values: Any) -> dict[str, Any]:

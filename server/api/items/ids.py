@@ -1,15 +1,28 @@
-"""The ids of items: each says which message it is of, so that an item is found without a table.
+"""The ids of items and conversations, made of ours and read without a table.
 
-A message's text has the id of the message. Its other items have the same 22 characters behind
-another word, and those of which there may be several their place among them.
+A conversation is a session, by another name. An item's id says which message it is of: the text of
+a message has the message's own. Its other items have the same 22 characters behind another word,
+and those of which there may be several their place among them.
 """
 
 import re
 from typing import Final
 
-from sessions.model.ids import is_message_id
+from sessions.model.ids import is_message_id, is_session_id
 
 _DERIVED: Final = re.compile(r"(?:rs|(?:fc|fco|mcp)(?=_.{22}_[0-9]{1,4}\Z))_([A-Za-z0-9_-]{22})")
+
+
+def conversation_id_of(session_id: str) -> str:
+    """What OpenAI's clients call that session."""
+    return "conv_" + session_id.removeprefix("ses_")
+
+
+def session_of_conversation(conversation_id: str) -> str | None:
+    """The session of that name; None for what is no conversation's."""
+    session_id = "ses_" + conversation_id.removeprefix("conv_")
+    is_one = conversation_id.startswith("conv_") and is_session_id(session_id)
+    return session_id if is_one else None
 
 
 def reasoning_id(message_id: str) -> str:

@@ -15,7 +15,7 @@ from server.api.items.ids import call_item_id
 from server.protocol.client_frames import MAX_INPUT_BYTES, to_struct
 from server.protocol.errors import ApiError, invalid_field
 from sessions.model.ids import new_message_id
-from sessions.model.records import Message
+from sessions.model.records import Message, call_word
 
 MAX_ITEMS: Final = 2000
 MAX_ANSWER_BYTES: Final = 512 * 1024  # as of imports: of a model's text, thoughts, calls, outputs
@@ -117,8 +117,12 @@ def waiting_calls(path: Sequence[Message]) -> set[str]:
     for message in reversed(path):
         if message.outputs is None:
             answered |= {each["call_id"] for each in message.tool_outputs or ()}
-            calls = message.tool_calls if message.role == "assistant" else None
-            return {call["call_id"] for call in calls or ()} - answered
+            gone = message.redacted or ()
+            return {
+                call["call_id"]
+                for place, call in enumerate(message.tool_calls or ())
+                if call_word(place) not in gone
+            } - answered
         answered |= {each["call_id"] for each in message.outputs}
     return set()
 

@@ -13,7 +13,7 @@ from server.api.items.ids import (
     reasoning_id,
     server_call_item_id,
 )
-from sessions.model.records import Message
+from sessions.model.records import MESSAGE, Message, call_word, output_word
 
 Item = dict[str, Any]
 STATUS: Final = {"in_progress": "in_progress", "completed": "completed"}  # others: incomplete
@@ -27,12 +27,14 @@ def items_of(message: Message, served: Collection[str] = ()) -> list[Item]:
     """
     if message.outputs is not None:
         return list(_outputs(message, served))
+    is_there = MESSAGE not in (message.redacted or ())
     if message.role != "assistant":
-        return [message_item(message, [{"type": "input_text", "text": message.text}])]
+        content = [{"type": "input_text", "text": message.text}]
+        return [message_item(message, content)] if is_there else []
     items: list[Item] = []
     if message.reasoning:
         items.append(reasoning_item(message))
-    if message.text or not (message.reasoning or message.tool_calls):
+    if message.text or (is_there and not (message.reasoning or message.tool_calls)):
         items.append(message_item(message, _said(message.text)))
     return [*items, *_calls(message)]
 
@@ -119,7 +121,10 @@ def _said(text: str) -> list[dict[str, Any]]:
 
 def _calls(message: Message) -> Iterator[Item]:
     outputs = {each["call_id"]: each for each in message.tool_outputs or ()}
+    gone = message.redacted or ()
     for place, call in enumerate(message.tool_calls or ()):
+        if call_word(place) in gone:
+            continue
         output = outputs.get(call["call_id"])
         if output is None:
             yield call_item(message.id, place, call)
@@ -128,8 +133,9 @@ def _calls(message: Message) -> Iterator[Item]:
 
 
 def _outputs(message: Message, served: Collection[str]) -> Iterator[Item]:
+    gone = message.redacted or ()
     for place, output in enumerate(message.outputs or ()):
-        if output["call_id"] not in served:
+        if output["call_id"] not in served and output_word(place) not in gone:
             yield {
                 "id": output_item_id(message.id, place),
                 "type": "function_call_output",

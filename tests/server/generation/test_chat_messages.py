@@ -89,3 +89,27 @@ def test_calls_that_the_server_has_carried_out_are_there_although_a_question_fol
     roles = [message["role"] for message in chat_messages("", messages, with_calls=True)]
     assert roles == ["user", "assistant", "tool", "tool", "assistant"]
     assert len(chat_messages("", [user("q"), carried_out, user("and?")], with_calls=False)) == 3
+
+
+def test_outputs_that_came_one_by_one_are_together_behind_their_calls() -> None:
+    messages = [user("q"), calling("", call(0), call(1)), given(1), given(0), calling("answer")]
+    told = chat_messages("", messages, with_calls=True)
+    assert [message["role"] for message in told] == [
+        "user",
+        "assistant",
+        "tool",
+        "tool",
+        "assistant",
+    ]
+    assert [message["content"] for message in told[2:4]] == ["o1", "o0"]
+    assert len(told[1]["tool_calls"]) == 2
+
+
+def test_a_developer_speaks_as_the_system_does() -> None:
+    developer = replace(user("be brief"), role="developer")
+    system = replace(user("be kind"), role="system")
+    assert chat_messages("s", [developer, system, user("q"), developer], with_calls=True) == [
+        {"role": "system", "content": "s\n\nbe brief\n\nbe kind"},
+        {"role": "user", "content": "q"},
+        {"role": "system", "content": "be brief"},
+    ]

@@ -131,6 +131,20 @@ async def test_the_oldest_whole_turns_go_at_once_and_the_beginning_then_stays() 
     assert lengths[8] <= 800 * KEEP_FRACTION
 
 
+async def test_instructions_before_the_first_question_are_never_left_out() -> None:
+    told = [
+        Message(f"m{role}", None, cast("Any", role), "i " * 50, "completed", 1)
+        for role in ("system", "developer")
+    ]
+    history = [message for number in range(10) for message in turn(number, 10, 74)]
+    prompt = await build([*told, *history], system="s " * 10)
+    assert prompt.token_ids[: MESSAGE_OVERHEAD_TOKENS + 111].count(100) == 110
+    assert prompt.token_ids[:MESSAGE_OVERHEAD_TOKENS] == [1] * MESSAGE_OVERHEAD_TOKENS
+    assert len(prompt.token_ids) <= CONTEXT - 200
+    assert 0 < prompt.omitted_messages < len(history)
+    assert (await build(told, "hello")).token_ids.count(100) == 101
+
+
 async def test_system_text_and_the_new_message_are_never_left_out() -> None:
     history = [message for number in range(10) for message in turn(number, 10, 74)]
     prompt = await build(history, "w " * 300, system="s " * 100)

@@ -114,6 +114,22 @@ async def test_update_session(lossy_chat: Chat, proxy: LossyProxy) -> None:
         await store.sessions.update("alice", session_id, title="newer", if_revision=1)
 
 
+async def test_add_messages_and_replace_one(lossy_chat: Chat, proxy: LossyProxy) -> None:
+    store, session_id = lossy_chat.store, lossy_chat.session_id
+    message = user_message("secret")
+    proxy.lose_next()
+    await store.messages.add("alice", session_id, [message], head=None)
+    _, version = await store.messages.with_version("alice", session_id, message.id)
+    proxy.lose_next()
+    left = replace(message, text="")
+    await store.messages.replace("alice", session_id, left, version)
+    assert proxy.num_lost == 2
+    (stored,) = (await store.messages.path("alice", session_id)).messages
+    assert stored.wire() == left.wire()
+    session = await store.sessions.get("alice", session_id)
+    assert (session.message_count, session.offset) == (1, 3)
+
+
 async def test_update_session_after_the_updates_of_others(
     lossy_chat: Chat, chat: Chat, proxy: LossyProxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:

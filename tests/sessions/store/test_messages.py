@@ -6,9 +6,20 @@ from dataclasses import replace
 
 import pytest
 
-from sessions.model.errors import MessageNotFound, SessionNotFound
+from sessions.model.errors import (
+    HeadMoved,
+    MessageChanged,
+    MessageNotFound,
+    QuotaExceeded,
+    ResponseInProgress,
+    SessionNotFound,
+)
 from sessions.model.ids import new_message_id
-from tests.sessions.helpers.chat import Chat, assistant_message
+from sessions.model.quotas import Quotas
+from sessions.model.records import Message
+from sessions.store.store import SessionStore
+from tests.sessions.conftest import AnyRedis
+from tests.sessions.helpers.chat import Chat, assistant_message, user_message
 
 
 async def test_the_path_leads_from_the_root_to_the_head(chat: Chat) -> None:
@@ -108,3 +119,85 @@ async def live(chat: Chat) -> str:
     active = (await chat.store.responses.live(chat.session_id)).active
     assert active is not None
     return active
+
+
+def chain(*texts: str, parent: str | None = None) -> list[Message]:
+    """Messages of a user's, each below the one before."""
+    messages = []
+    for text in texts:
+        messages.append(user_message(text).with_parent(parent))
+        parent = messages[-1].id
+    return messages
+
+
+async def test_added_messages_stand_behind_the_head_and_viewers_hear_of_them(chat: Chat) -> None:
+    store, session_id = chat.store, chat.session_id
+    first = chain("one", "two")
+    await store.messages.add("alice", session_id, first, head=None)
+    second = chain("three", parent=first[-1].id)
+    await store.messages.add("alice", session_id, second, head=first[-1].id)
+    page = await store.messages.path("alice", session_id)
+    assert [message.wire() for message in page.messages] == [m.wire() for m in first + second]
+    assert await store.messages.branch("alice", session_id) == [m.id for m in page.messages]
+    session = await store.sessions.get("alice", session_id)
+    assert (session.head, session.message_count, session.offset) == (second[0].id, 3, 4)
+    events = await store.sessions.events(session_id, after=1)
+    assert events is not None
+    assert [(e.data["type"], e.data["message"]["id"]) for e in events] == [
+        ("message.created", message.id) for message in page.messages
+    ]
+
+
+async def test_messages_for_another_head_are_not_added(chat: Chat) -> None:
+    store, session_id = chat.store, chat.session_id
+    (first,) = chain("one")
+    await store.messages.add("alice", session_id, [first], head=None)
+    with pytest.raises(HeadMoved):
+        await store.messages.add("alice", session_id, chain("two"), head=None)
+    assert (await store.sessions.get("alice", session_id)).message_count == 1
+
+
+async def test_nothing_is_added_while_an_answer_is_written_or_where_it_is_not_ones_own(
+    chat: Chat,
+) -> None:
+    begun = await chat.begin("one")
+    with pytest.raises(ResponseInProgress) as busy:
+        await chat.store.messages.add("alice", chat.session_id, chain("two"), head=None)
+    assert busy.value.response_id == begun.response_id
+    with pytest.raises(SessionNotFound):
+        await chat.store.messages.add("bob", chat.session_id, chain("two"), head=None)
+
+
+async def test_what_goes_beyond_a_quota_is_not_added_in_part(
+    any_redis: AnyRedis, prefix: str
+) -> None:
+    for quotas in (Quotas(messages_per_session=2), Quotas(bytes_per_session=400)):
+        store = await SessionStore.open(any_redis.url, prefix=prefix, quotas=quotas)
+        chat = await Chat.create(store)
+        with pytest.raises(QuotaExceeded):
+            await store.messages.add("alice", chat.session_id, chain(*"abc"), head=None)
+        session = await store.sessions.get("alice", chat.session_id)
+        assert (session.message_count, session.head) == (0, None)
+        await store.messages.add("alice", chat.session_id, chain("a"), head=None)
+        await store.close()
+
+
+async def test_a_message_is_written_anew_where_it_stands(chat: Chat) -> None:
+    store, session_id = chat.store, chat.session_id
+    first, second = chain("a long secret", "two")
+    await store.messages.add("alice", session_id, [first, second], head=None)
+    message, version = await store.messages.with_version("alice", session_id, first.id)
+    left = replace(message, text="", redacted=["message"])
+    await store.messages.replace("alice", session_id, left, version)
+    page = await store.messages.path("alice", session_id)
+    assert [message.wire() for message in page.messages] == [left.wire(), second.wire()]
+    events = await store.sessions.events(session_id, after=3)
+    assert events is not None and [event.data["type"] for event in events] == ["message.updated"]
+    assert events[0].data["message"]["redacted"] == ["message"]
+    with pytest.raises(MessageChanged):
+        await store.messages.replace("alice", session_id, message, version)
+    with pytest.raises(SessionNotFound):
+        await store.messages.replace("bob", session_id, message, version)
+    with pytest.raises(MessageNotFound):
+        unknown = replace(message, id=new_message_id())
+        await store.messages.replace("alice", session_id, unknown, version)

@@ -4,10 +4,12 @@ import pytest
 
 from server.api.items.ids import (
     call_item_id,
+    conversation_id_of,
     message_of,
     output_item_id,
     reasoning_id,
     server_call_item_id,
+    session_of_conversation,
 )
 
 MESSAGE = "msg_abcdefghijklmnopqr_-12"
@@ -46,3 +48,11 @@ def test_an_id_says_which_message_it_is_of(item_id: str, shown: str) -> None:
 )
 def test_what_is_no_items_id_is_of_no_message(item_id: str) -> None:
     assert message_of(item_id) is None
+
+
+def test_a_conversation_is_a_session_by_another_name() -> None:
+    session_id = "ses_abcdefghijklmnopqr_-12"
+    assert conversation_id_of(session_id) == "conv_abcdefghijklmnopqr_-12"
+    assert session_of_conversation("conv_abcdefghijklmnopqr_-12") == session_id
+    for other in ("", "conv_", session_id, "conv_x", "conv_ses_abcdefghijklmnopqr_-12", "conv_*"):
+        assert session_of_conversation(other) is None

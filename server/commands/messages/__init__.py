@@ -1,0 +1,1 @@
+"""Messages that a client brings to a session without asking for an answer, or takes out of it."""
