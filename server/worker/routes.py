@@ -10,6 +10,7 @@ from server.api.admin.models import AdminModelOperations
 from server.api.admin.sessions import AdminSessionOperations
 from server.api.admin.users import AdminUserOperations
 from server.api.admin.workers import AdminReplicaOperations
+from server.api.conversations.operations import ConversationOperations
 from server.api.login.operations import LoginOperations
 from server.api.openai.chat import ChatCompletions
 from server.api.openai.completions import Completions
@@ -47,6 +48,7 @@ def operations(context: ApiContext) -> list[Operation]:
         *ChatCompletions(context).operations(),
         *Completions(context).operations(),
         *Embeddings(context).operations(),
+        *ConversationOperations(context).operations(),
         *admin_operations(context.services),
     ]
     return listed

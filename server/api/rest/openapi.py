@@ -24,6 +24,7 @@ ID_PATTERNS = {
     "session_id": r"^ses_[A-Za-z0-9_-]{22}$",
     "message_id": r"^msg_[A-Za-z0-9_-]{22}$",
     "response_id": r"^resp_[A-Za-z0-9_-]{33}$",
+    "conversation_id": r"^conv_[A-Za-z0-9_-]{22}$",
     "share_id": r"^shr_[A-Za-z0-9_-]{44}$",
 }
 # Which parameter the `id` of these objects is.
@@ -31,6 +32,7 @@ ID_OF = {
     "SessionObject": "session_id",
     "ResponseObject": "response_id",
     "ShareLink": "share_id",
+    "Conversation": "conversation_id",
     "NewUser": "uid",
     "UserDetails": "uid",
 }

@@ -57,6 +57,7 @@ def all_routes() -> Iterator[tuple[str, str]]:
             name="nothing",
             model="nothing",
             item_id="item_" + "A" * 22,
+            conversation_id="conv_" + "A" * 22,
         )
         assert isinstance(route.app, Resource)
         for method in route.app.methods:

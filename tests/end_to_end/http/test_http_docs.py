@@ -17,6 +17,7 @@ KINDS = {
     "resp_": "response_id",
     "shr_": "share_id",
     "item_": "item_id",
+    "conv_": "conversation_id",
 }
 
 
@@ -48,6 +49,8 @@ def fill(text: str, known: dict[str, str]) -> str:
 def learn(answer: Any, known: dict[str, str]) -> None:
     """Remember the ids and codes of an answer."""
     if isinstance(answer, dict):
+        if "last_id" in answer:  # a list of items, whose ids are of many kinds
+            known["item_id"] = answer["last_id"]
         for name in ("id", "code", "message_id", "item_id"):
             value = answer.get(name)
             if isinstance(value, str):

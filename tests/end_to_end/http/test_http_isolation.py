@@ -23,6 +23,7 @@ UNKNOWN = {
     "message_id": "msg_" + "A" * 22,
     "response_id": "resp_" + "A" * 33,
     "item_id": "item_" + "A" * 22,
+    "conversation_id": "conv_" + "A" * 22,
 }
 OWNED = [
     one
@@ -36,6 +37,10 @@ BODIES: dict[tuple[str, str], dict[str, Any]] = {
     ("POST", "/v1/sessions/{session_id}/queue"): {"input": "hello"},
     ("POST", "/v1/responses/{response_id}/steer"): {"input": "hello"},
     ("POST", "/v1/responses/{response_id}/consent"): {"call_id": "call_1", "decision": "allow"},
+    ("POST", "/v1/conversations/{conversation_id}"): {"metadata": {}},
+    ("POST", "/v1/conversations/{conversation_id}/items"): {
+        "items": [{"role": "user", "content": "hello"}]
+    },
 }
 
 
@@ -77,6 +82,7 @@ async def test_foreign_and_unknown_ids_are_answered_alike(
         "message_id": created["response"]["message_id"],
         "response_id": created["response"]["id"],
         "item_id": UNKNOWN["item_id"],
+        "conversation_id": "conv_" + session.removeprefix("ses_"),
     }
     before = (await alice.get(f"/v1/sessions/{session}/export")).content
     assert len(OWNED) >= 12
@@ -107,7 +113,8 @@ async def test_what_was_deleted_is_answered_like_what_never_was(
     share = (await alice.post(f"/v1/sessions/{session}/share")).json()["path"]
     if who == "deleted":
         await alice.ask("DELETE", f"/v1/sessions/{session}")
-        gone = {**UNKNOWN, "session_id": session}
+        conversation = "conv_" + session.removeprefix("ses_")
+        gone = {**UNKNOWN, "session_id": session, "conversation_id": conversation}
         for one in OWNED:
             assert await ask(alice, one, gone) == await ask(alice, one, UNKNOWN), one
     else:

@@ -464,12 +464,13 @@ class Http:
         method: str,
         path: str,
         query: str = "",
-        body: Mapping[str, Any] | None = None,
+        body: Mapping[str, Any] | bytes | None = None,
+        more_headers: Mapping[str, str] | None = None,
     ) -> None:
         self.frames: list[Frame] = []
         self.is_done = False  # `data: [DONE]` has come
         self._requests: asyncio.Queue[Message] = asyncio.Queue()
-        sent = orjson.dumps(body or {})
+        sent = body if isinstance(body, bytes) else orjson.dumps(body or {})
         self._requests.put_nowait({"type": "http.request", "body": sent, "more_body": False})
         self._arrived = asyncio.Condition()
         self._rest = b""
@@ -477,6 +478,7 @@ class Http:
             "host": "localhost",
             "authorization": f"Bearer {TOKEN}",
             "content-type": "application/json",
+            **(more_headers or {}),
         }
         scope = {
             "type": "http",

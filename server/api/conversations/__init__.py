@@ -1,0 +1,1 @@
+"""OpenAI's conversations: a session and the messages of its branch, in their words."""
