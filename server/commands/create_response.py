@@ -258,6 +258,8 @@ class ResponseCreator:
             remaining = await self._limit.take(uid, response_id, instead=replaces)
         run = None
         try:
+            if wish.brought is not None:
+                await wish.brought.prepare()
             run, begun = await self._store_beginning(
                 wish, session, settings, target, response_id, waits=waits
             )

@@ -15,6 +15,7 @@ from server.api.login.operations import LoginOperations
 from server.api.openai.chat import ChatCompletions
 from server.api.openai.completions import Completions
 from server.api.openai.embeddings import Embeddings
+from server.api.responses.operations import Responses
 from server.api.rest.copies import CopyOperations
 from server.api.rest.messages import MessageOperations
 from server.api.rest.openapi import openapi
@@ -41,6 +42,7 @@ def operations(context: ApiContext) -> list[Operation]:
         *SessionOperations(context).operations(),
         *MessageOperations(context).operations(),
         *ResponseOperations(context).operations(),
+        *Responses(context).operations(),
         *QueueOperations(context).operations(),
         *ToolOperations(context).operations(),
         *CopyOperations(context).operations(),

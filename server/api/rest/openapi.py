@@ -144,11 +144,14 @@ def _answer(kind: Any) -> Document:
     """A success: no body, a media type, a struct, or several of them."""
     if kind is None:
         return {"description": "Done"}
-    content: Document = {}
-    for one in kind if isinstance(kind, tuple) else (kind,):
-        content |= (
-            {one: {"schema": {"type": "string"}}} if _is_media_type(one) else _json(one)["content"]
-        )
+    kinds = kind if isinstance(kind, tuple) else (kind,)
+    content: Document = {
+        one: {"schema": {"type": "string"}} for one in kinds if _is_media_type(one)
+    }
+    bodies = [_json_schema(one) for one in kinds if not _is_media_type(one)]
+    if bodies:
+        schema = bodies[0] if len(bodies) == 1 else {"anyOf": bodies}
+        content["application/json"] = {"schema": schema}
     return {"description": "Done", "content": content}
 
 
@@ -158,9 +161,12 @@ def _is_media_type(kind: Any) -> bool:
 
 def _json(kind: Any) -> Document:
     """JSON of that struct; of any object where none is declared."""
+    return {"content": {"application/json": {"schema": _json_schema(kind)}}}
+
+
+def _json_schema(kind: Any) -> Document:
     is_struct = isinstance(kind, type) and issubclass(kind, Struct)
-    schema = {"$ref": SCHEMAS + kind.__name__} if is_struct else {"type": "object"}
-    return {"content": {"application/json": {"schema": schema}}}
+    return {"$ref": SCHEMAS + kind.__name__} if is_struct else {"type": "object"}
 
 
 def _path_parameters(operation: Operation) -> list[Document]:

@@ -15,7 +15,6 @@ from server.access.auth import address_of
 from server.api.rest.event_stream import EventStream, HttpViewer, head_of, parse_event_id
 from server.api.rest.operation import (
     IDEMPOTENCY_KEY,
-    LAST_EVENT_ID,
     Access,
     ApiContext,
     Call,
@@ -31,7 +30,6 @@ from server.protocol.client_frames import MAX_INTEGER, CancelResponse, CreateRes
 from server.protocol.entries import is_final
 from server.protocol.errors import ApiError, invalid_field
 from server.protocol.objects import ResponseObject
-from server.protocol.server_frames import ResponseCancelling, ResponseDone
 from server.protocol.store_errors import translate_store_errors
 from sessions.background import start
 from sessions.model.errors import ResponseNotFound, StoreUnavailable
@@ -60,6 +58,7 @@ class ResponseOperations:
         self._runs = context.services.runs
 
     def operations(self) -> list[Operation]:
+        """`read` and `cancel` are at addresses that responses of other doors have, too."""
         return [
             Operation(
                 method="POST",
@@ -70,25 +69,6 @@ class ResponseOperations:
                 headers=(IDEMPOTENCY_KEY,),
                 body=body_of(CreateResponse, "session_id", "idempotency_key"),
                 answers={200: "text/event-stream", 202: ResponseObject},
-            ),
-            Operation(
-                method="GET",
-                path="/v1/responses/{response_id}",
-                access=Access.USER,
-                endpoint=self.read,
-                summary="The response as it is now; with `stream=true`, follow it",
-                query=FollowQuery,
-                headers=(LAST_EVENT_ID,),
-                answers={200: (ResponseObject, "text/event-stream"), 204: None},
-            ),
-            Operation(
-                method="POST",
-                path="/v1/responses/{response_id}/cancel",
-                access=Access.USER,
-                endpoint=self.cancel,
-                summary="Stop a response; 202 while its worker has not confirmed the end",
-                body=body_of(CancelResponse, "response_id", "session_id", "idempotency_key"),
-                answers={200: ResponseDone, 202: ResponseCancelling},
             ),
         ]
 

@@ -1,10 +1,14 @@
 """`Brought`: what a door brings to the beginning of an answer that no frame of `chat.v1` says."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from sessions.model.records import Message, Unset
+
+
+async def nothing() -> None:
+    """The session is there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,6 +21,7 @@ class Brought:
     asked: Mapping[str, Any]
     settings: Mapping[str, Any]  # that no frame says: they go on with the others
     body_hash: str  # names what was asked for, so that a key used for something else is noticed
+    prepare: Callable[[], Awaitable[None]] = nothing  # makes the session, when nothing is refused
 
     @property
     def question(self) -> Message:

@@ -85,6 +85,13 @@ class StatelessAnswers:
         leave.callback(self._end, answer, entered)
         return answer
 
+    async def num_prompt_tokens(self, uid: str, asked: Asked) -> int:
+        """How many tokens the model would be given. Raises `ApiError` and the store's errors."""
+        async with AsyncExitStack() as leave:
+            entered = await self._entry.enter(uid, asked.model, leave)
+            settings = self._settings(entered.model, asked)
+            return len(await self._prompt(uid, entered.engine, asked, settings))
+
     def end_all(self) -> None:
         """Tell all who read that nothing more comes."""
         for answer in self._running:

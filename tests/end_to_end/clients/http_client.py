@@ -4,6 +4,7 @@ A followed answer obeys the same rules as on a websocket, and its history is che
 """
 
 import asyncio
+import contextlib
 import json
 import os
 import re
@@ -108,11 +109,22 @@ def check_answer(answer: httpx2.Response) -> None:
         if one.method == answer.request.method and re.fullmatch(pattern, answer.url.path):
             kind = one.answers.get(answer.status_code)
             assert not one.answers or answer.status_code in one.answers, (one.path, answer)
-            for declared in kind if isinstance(kind, tuple) else (kind,):
-                is_json = answer.headers.get("content-type", "").startswith("application/json")
-                if is_json and isinstance(declared, type) and issubclass(declared, Struct):
-                    msgspec.convert(answer.json(), declared)
+            if answer.headers.get("content-type", "").startswith("application/json"):
+                _check_body(answer.json(), kind if isinstance(kind, tuple) else (kind,))
             return
+
+
+def _check_body(body: Any, declared: tuple[Any, ...]) -> None:
+    """It is what is declared, or one of it; any object where that is not said closely."""
+    kinds = [one for one in declared if not isinstance(one, str)]  # media types are
+    structs = [one for one in kinds if isinstance(one, type) and issubclass(one, Struct)]
+    if len(structs) == len(kinds):
+        for kind in structs[:-1]:
+            with contextlib.suppress(msgspec.ValidationError):
+                msgspec.convert(body, kind)
+                return
+        for kind in structs[-1:]:
+            msgspec.convert(body, kind)
 
 
 class Event(NamedTuple):

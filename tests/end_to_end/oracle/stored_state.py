@@ -65,6 +65,7 @@ class StoredRun:
 class StoredSession:
     fields: dict[str, str] = field(default_factory=dict)  # `m`; empty when deleted
     messages: dict[str, dict[str, Any]] = field(default_factory=dict)
+    kept: dict[str, dict[str, Any]] = field(default_factory=dict)  # by response id
     tree: list[tuple[str, str]] = field(default_factory=list)  # id, parent id
     log: list[tuple[int, Any]] = field(default_factory=list)
     queue: list[str] = field(default_factory=list)
@@ -204,9 +205,9 @@ def _take(stored: Stored, short: str, value: Any, expiry: int) -> None:
         stored.live_index |= {_decode(member).split(":")[-1] for member in value}
     elif short.startswith("a:s:"):
         stored.all_sessions |= {_decode(member) for member in value}
-    elif short.startswith("u:{") and short.endswith("}:s"):
-        uid = short.removeprefix("u:{").removesuffix("}:s")
-        stored.sessions_of[uid] = {_decode(member) for member in value}
+    elif short.startswith("u:{") and short.endswith(("}:s", "}:h")):
+        uid = short.removeprefix("u:{")[: -len("}:s")]
+        stored.sessions_of.setdefault(uid, set()).update(map(_decode, value))
 
 
 def _take_session_key(session: StoredSession, suffix: str, value: Any, expiry: int) -> None:
@@ -215,7 +216,9 @@ def _take_session_key(session: StoredSession, suffix: str, value: Any, expiry: i
         case "m":
             session.fields = {_decode(k): _decode(v) for k, v in value.items()}
         case "msg":
-            session.messages = {_decode(k): _body(v) for k, v in value.items()}
+            bodies = {_decode(k): _body(v) for k, v in value.items()}
+            session.messages = {k: v for k, v in bodies.items() if k.startswith("msg_")}
+            session.kept = {k: v for k, v in bodies.items() if k.startswith("resp_")}
         case "tree":
             pairs = [_decode(line).partition(" ") for line in value]
             session.tree = [(message_id, parent) for message_id, _, parent in pairs]
