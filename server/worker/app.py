@@ -20,11 +20,11 @@ from starlette.routing import Mount, Route, WebSocketRoute
 from starlette.types import ASGIApp
 
 from server.access.rates import TokenBuckets
+from server.api.responses.socket.endpoint import ResponsesSocket
 from server.api.rest.event_stream import HttpViewer
 from server.api.rest.operation import ApiContext
 from server.api.rest.pages import Static
-from server.api.websocket.connection import Connection
-from server.api.websocket.endpoint import WebSocketEndpoint, upgrade_required
+from server.api.websocket.endpoint import Open, WebSocketEndpoint, upgrade_required
 from server.config.worker import WorkerConfig
 from server.engines.models import Models
 from server.protocol.errors import ApiError
@@ -72,7 +72,7 @@ class Worker:
         self.config, self.store, self.models = config, store, models
         self.refusal: StoreRefused | None = None  # why this worker stops, if that is why
         self.stop_asked = asyncio.Event()
-        self.connections: set[Connection] = set()
+        self.connections: set[Open] = set()
         self.streams: set[HttpViewer] = set()
         self._started_at = time.time_ns() // 1_000_000
         traces = None if tracing is None else AnswerTracing(tracing, models.default.name)
@@ -107,6 +107,7 @@ class Worker:
             TokenBuckets(services.limits.messages_per_s),
         )
         websocket = WebSocketEndpoint(services, authenticator, self.connections)
+        responses = ResponsesSocket(services, authenticator, self.connections)
         index = STATIC / "index.html"
         ours = (*LOOPBACK_HOSTS, *authenticator.origins.hosts)
         guard = Middleware(
@@ -119,6 +120,7 @@ class Worker:
             routes=[
                 *routes(context),
                 WebSocketRoute("/v1/ws", websocket.serve),
+                WebSocketRoute("/v1/responses", responses.serve),
                 Route("/v1/ws", upgrade_required, methods=["GET"]),
                 Mount("/static", static),
             ],
@@ -209,7 +211,7 @@ class Worker:
         await self.runs.leave(self.peers.successor, or_nobody=is_crash)
         with contextlib.suppress(StoreUnavailable):
             await self.peers.forget(self.config.replica)
-        viewers: list[Connection | HttpViewer] = [*self.connections, *self.streams]
+        viewers: list[Open] = [*self.connections, *self.streams]
         for viewer in viewers:
             viewer.close_soon()
         for _ in range(40):

@@ -52,11 +52,15 @@ class QueuedInput:
     now: bool = False  # it is asked as soon as may be, also of a queue that is paused
     steers: str | None = None  # the answer that it ends for that, to go on with these words
     error: dict[str, str] | None = None  # why it could not be asked: `code` and `message`
+    # What a door brings to the answer (`server/commands/doors/brought.py`): `door`, `asked` and
+    # `settings`. No client of the queue is shown it.
+    brought: dict[str, Any] | None = None
 
     @property
     def num_bytes(self) -> int:
-        """Of its texts."""
-        return len(self.text.encode()) + sum(map(self._bytes_of, LONG_SETTINGS))
+        """Of its texts, and of a door's words."""
+        words = 0 if self.brought is None else len(orjson.dumps(self.brought))
+        return len(self.text.encode()) + sum(map(self._bytes_of, LONG_SETTINGS)) + words
 
     def wire(self, *, whole: bool = True) -> dict[str, Any]:
         """The `queue_item` object of the protocol; not `whole`: without texts over 512 bytes."""
@@ -221,7 +225,11 @@ class Queue:
         due = [first]
         size = len(first.text.encode())
         for item in others:
-            is_alike = item.steers == first.steers and item.settings == first.settings
+            is_alike = (item.steers, item.settings, item.brought) == (
+                first.steers,
+                first.settings,
+                first.brought,
+            )
             size += len(item.text.encode()) + len(JOINT)
             if first.steers is None or not is_alike or size > MAX_ASKED_BYTES:
                 break

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import orjson
-from starlette.requests import Request
+from starlette.requests import HTTPConnection
 
 from server.api.items.ids import session_of_conversation
 from server.api.items.input_items import messages_of, waiting_calls
@@ -107,7 +107,7 @@ class Beginning:
         return found
 
     async def begin(
-        self, uid: str, request: ResponsesRequest, body: dict[str, Any], http: Request
+        self, uid: str, request: ResponsesRequest, body: dict[str, Any], http: HTTPConnection
     ) -> tuple[KeptResponse, bool]:
         """A response that is stored, and whether it was begun before, by the same key.
 
@@ -153,7 +153,7 @@ class Beginning:
         brought: Brought,
         place: Place,
         session: Session,
-        http: Request,
+        http: HTTPConnection,
     ) -> tuple[str, bool]:
         creator = self._services.creator
         if place.session is not None:

@@ -62,7 +62,7 @@ async def answer_unstored(
             leave.push_async_callback(heard.aclose)
             first = await until_gone(receive, next_of(heard))
             assert first is not None  # each answer has an end
-            told = _Telling(answer, {**request.echo(), "model": asked.model})
+            told = Telling(answer, {**request.echo(), "model": asked.model})
             begin = [*told.begin(), *told.take(first)]
             if request.stream:
                 return TokenStream(_stream(told, begin, heard), leave.pop_all().aclose)
@@ -72,7 +72,7 @@ async def answer_unstored(
         return json_response(told.response())
 
 
-class _Telling:
+class Telling:
     """What is heard of an answer, told as events."""
 
     def __init__(self, answer: StatelessAnswer, echo: dict[str, Any]) -> None:
@@ -96,6 +96,10 @@ class _Telling:
             raise ApiError("invalid_field", heard.problem, param=heard.param or None)
         return self._told.end(self._outcome(heard))
 
+    def cancelled(self) -> list[AnswerEvent]:
+        """Its client has stopped it."""
+        return self._told.end(Outcome("cancelled", "client_cancelled", "", self._usage()))
+
     def _take(self, part: Said, logprobs: Sequence[dict[str, Any]]) -> list[AnswerEvent]:
         match part:
             case Part(text, True):
@@ -112,21 +116,23 @@ class _Telling:
 
     def _outcome(self, ended: Ended) -> Outcome:
         status, reason = ENDS.get(ended.reason, ("failed", "engine_error"))
-        usage = {
+        return Outcome(status, reason, ended.problem, self._usage(), int(time.time()))
+
+    def _usage(self) -> dict[str, int]:
+        return {
             "input_tokens": len(self._answer.prompt_token_ids),
             "cached_tokens": self._answer.num_cached_tokens,
             "output_tokens": self._answer.num_output_tokens,
         }
-        return Outcome(status, reason, ended.problem, usage, int(time.time()))
 
 
-async def _collect(told: _Telling, heard: AsyncGenerator[Heard, None]) -> None:
+async def _collect(told: Telling, heard: AsyncGenerator[Heard, None]) -> None:
     async for each in heard:
         told.take(each)
 
 
 async def _stream(
-    told: _Telling, begin: list[AnswerEvent], heard: AsyncGenerator[Heard, None]
+    told: Telling, begin: list[AnswerEvent], heard: AsyncGenerator[Heard, None]
 ) -> AsyncGenerator[bytes, None]:
     yield encode(begin)
     async with aclosing(heard):

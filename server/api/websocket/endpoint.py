@@ -2,6 +2,7 @@
 
 import contextlib
 from functools import partial
+from typing import Protocol
 
 import structlog
 from starlette.requests import Request
@@ -23,11 +24,18 @@ logger = structlog.get_logger("server")
 TOO_MANY_CONNECTIONS = "too_many_connections;retry_after_ms=5000"
 
 
+class Open(Protocol):
+    """A websocket that is open, whatever is spoken there."""
+
+    def close_soon(self) -> None:
+        """The worker restarts: the client has to come again."""
+
+
 class WebSocketEndpoint:
     """Of one worker, whose open `connections` it keeps."""
 
     def __init__(
-        self, services: Services, authenticator: Authenticator, connections: set[Connection]
+        self, services: Services, authenticator: Authenticator, connections: set[Open]
     ) -> None:
         self._services = services
         self._authenticator = authenticator

@@ -48,7 +48,7 @@ class QueueChanges:
             case SendFromQueue():
                 return await self._send(uid, frame)
             case SteerResponse():
-                return await self._steer(uid, frame)
+                return await self.steer(uid, frame)
 
     async def _add(self, uid: str, frame: AddToQueue) -> QueueAccepted:
         check_session_id(frame.session_id)
@@ -95,12 +95,17 @@ class QueueChanges:
         self._runner.advance_soon(frame.session_id)
         return _accepted(frame.session_id, frame.item_id, AddedInput("waiting", written=written))
 
-    async def _steer(self, uid: str, frame: SteerResponse) -> SteerAccepted:
-        """Keep the words first; from then on no death of a process loses them."""
+    async def steer(
+        self, uid: str, frame: SteerResponse, brought: dict[str, Any] | None = None
+    ) -> SteerAccepted:
+        """Keep the words first; from then on no death of a process loses them.
+
+        `brought` are those of a door, as a `QueuedInput` has them.
+        """
         response_id = frame.previous_response_id
         check_response_id(response_id)
         session_id = session_of(response_id)
-        item = _input(session_id, frame, steers=response_id)
+        item = _input(session_id, frame, steers=response_id, brought=brought)
         try:
             added = await self._store.queues.add(uid, session_id, item)
         except SessionNotFound:  # which the caller has not named
@@ -132,7 +137,11 @@ def _accepted(session_id: str, item_id: str, added: AddedInput) -> QueueAccepted
 
 
 def _input(
-    session_id: str, frame: AddToQueue | SteerResponse, *, steers: str | None = None
+    session_id: str,
+    frame: AddToQueue | SteerResponse,
+    *,
+    steers: str | None = None,
+    brought: dict[str, Any] | None = None,
 ) -> QueuedInput:
     settings = frame.settings.given()
     asked: list[Any] = [frame.text, settings, steers]
@@ -146,4 +155,5 @@ def _input(
         created_at=time.time_ns() // 1_000_000,
         now=steers is not None,
         steers=steers,
+        brought=brought,
     )

@@ -14,6 +14,7 @@ import msgspec
 import structlog
 
 from server.commands.create_response import ResponseCreator
+from server.commands.doors.brought import Brought
 from server.config.intervals import Intervals
 from server.protocol.client_frames import CreateResponse, Settings
 from server.protocol.errors import ApiError
@@ -129,7 +130,10 @@ class QueueRunner:
                 input=taken.text,
                 settings=msgspec.convert(first.settings, Settings),
             )
-            await self._creator.create(session.uid, frame, taken=taken, session=session)
+            brought = Brought.of_taken(taken, session.head)
+            await self._creator.create(
+                session.uid, frame, taken=taken, session=session, brought=brought
+            )
         except (QueueChanged, ResponseInProgress):
             pass  # somebody was faster
         except (StoreUnavailable, SessionNotFound):

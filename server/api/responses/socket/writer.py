@@ -1,0 +1,48 @@
+"""`Writer`: frames leave in order, no faster than their reader takes them.
+
+Whoever tells an answer waits here while the socket is full, and reads on in the log afterwards: so
+a slow reader costs nothing but its own time. One that takes nothing at all is given up.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from server.api.websocket.connection import SEND_SECONDS, Wire
+
+FRAMES_PER_TURN = 16  # then others have their turn
+
+
+class Writer:
+    """Of one connection. `give_up` is called when the socket takes nothing any more."""
+
+    def __init__(self, wire: Wire, give_up: Callable[[], None]) -> None:
+        self._wire = wire
+        self._give_up = give_up
+        self._turn = asyncio.Lock()
+
+    async def send(self, frames: Sequence[bytes]) -> None:
+        """Return when all of them have left. No other's come between them."""
+        async with self._turn:
+            for number, frame in enumerate(frames, 1):
+                while not self._wire.write_frame(frame):
+                    await self._room()
+                if number % FRAMES_PER_TURN == 0:
+                    await asyncio.sleep(0)
+
+    async def _room(self) -> None:
+        """Wait until the socket takes more; for ever, once the connection has to end."""
+        room = asyncio.Event()
+        self._wire.on_room = room.set
+        while not room.is_set():
+            num_unsent = self._num_unsent
+            try:
+                async with asyncio.timeout(SEND_SECONDS):
+                    await room.wait()
+            except TimeoutError:
+                if self._num_unsent >= num_unsent:
+                    self._give_up()
+                    await asyncio.Event().wait()
+
+    @property
+    def _num_unsent(self) -> int:
+        return self._wire.transport.get_write_buffer_size()
