@@ -20,6 +20,7 @@ from tests.helpers.root import ROOT
 
 FOLDER = ROOT / "build" / "sdks"
 OPENAI_PYTHON = "openai==3.57.0"
+OPENAI_WEBSOCKET = "openai[realtime]==3.57.0"  # which brings another websockets than ours
 OPENAI_NODE = "openai@7.57.0"
 
 
