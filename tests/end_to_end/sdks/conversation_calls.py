@@ -1,0 +1,135 @@
+"""Conversations by OpenAI's Python client, as its users write them. Runs in its environment.
+
+    python conversation_calls.py BASE_URL TOKEN
+
+Each function is a call and what must come of it; a line of JSON says how each has gone.
+"""
+
+import asyncio
+import inspect
+import json
+import sys
+import traceback
+
+import openai
+from openai import AsyncOpenAI, OpenAI
+
+URL, TOKEN = sys.argv[1:3]
+client = OpenAI(base_url=URL, api_key=TOKEN, max_retries=0)
+later = AsyncOpenAI(base_url=URL, api_key=TOKEN, max_retries=0)
+HELLO = {"role": "user", "content": "Hello"}
+CALL = {"type": "function_call", "call_id": "c1", "name": "weather", "arguments": "{}"}
+OUTPUT = {"type": "function_call_output", "call_id": "c1", "output": "rain"}
+
+
+def a_conversation_from_its_beginning_to_its_end():
+    made = client.conversations.create(metadata={"topic": "tulips"}, items=[HELLO])
+    assert made.id.startswith("conv_") and made.metadata == {"topic": "tulips"}
+    assert client.conversations.retrieve(made.id) == made
+    changed = client.conversations.update(made.id, metadata={"topic": "roses"})
+    assert changed.metadata == {"topic": "roses"} and changed.created_at == made.created_at
+    gone = client.conversations.delete(made.id)
+    assert gone.deleted and gone.id == made.id
+    try:
+        client.conversations.retrieve(made.id)
+    except openai.NotFoundError as error:
+        assert error.code == "session_not_found" and error.param == "conversation_id"
+    else:
+        raise AssertionError("it is still there")
+
+
+def items_of_every_kind():
+    conversation = client.conversations.create().id
+    added = client.conversations.items.create(
+        conversation,
+        items=[
+            {"role": "developer", "content": "Be brief."},
+            {"role": "user", "content": [{"type": "input_text", "text": "Weather?"}]},
+            CALL,
+            OUTPUT,
+            {"role": "assistant", "content": "Rain."},
+        ],
+        include=["web_search_call.action.sources"],
+    )
+    kinds = ["message", "message", "function_call", "function_call_output", "message"]
+    assert [item.type for item in added.data] == kinds
+    assert added.first_id == added.data[0].id and not added.has_more
+    listed = list(client.conversations.items.list(conversation, order="asc"))
+    assert listed == added.data
+    for item in listed:
+        found = client.conversations.items.retrieve(item.id, conversation_id=conversation)
+        assert found == item
+
+
+def a_list_that_is_longer_than_a_page():
+    conversation = client.conversations.create(items=[HELLO] * 7).id
+    items = client.conversations.items
+    pages = list(items.list(conversation, limit=3).iter_pages())
+    assert [len(page.data) for page in pages] == [3, 3, 1]
+    newest_first = [item.id for page in pages for item in page.data]
+    assert newest_first[::-1] == [item.id for item in items.list(conversation, order="asc")]
+
+
+def what_a_client_was_given_it_may_give_again():
+    first = client.conversations.create(items=[HELLO, CALL, OUTPUT])
+    items = [item.model_dump() for item in client.conversations.items.list(first.id, order="asc")]
+    again = client.conversations.create(items=items)
+    copied = client.conversations.items.list(again.id, order="asc")
+    assert [item.type for item in copied] == [item["type"] for item in items]
+
+
+def an_item_is_deleted():
+    conversation = client.conversations.create(items=[HELLO, HELLO]).id
+    newest = client.conversations.items.list(conversation).data[0].id
+    after = client.conversations.items.delete(newest, conversation_id=conversation)
+    assert after.id == conversation
+    (left,) = client.conversations.items.list(conversation)
+    assert left.id != newest
+
+
+def an_image_is_refused_by_its_place():
+    image = {"type": "input_image", "image_url": "https://example.org/x.png", "detail": "auto"}
+    try:
+        client.conversations.create(items=[HELLO, {"role": "user", "content": [image]}])
+    except openai.BadRequestError as error:
+        assert error.param == "items[1].content[0].type", error.param
+    else:
+        raise AssertionError("it was taken")
+
+
+async def items_are_listed_later():
+    made = await later.conversations.create(items=[HELLO] * 3)
+    listed = [item async for item in later.conversations.items.list(made.id, limit=2)]
+    assert len(listed) == 3
+
+
+async def four_who_add_at_once():
+    conversation = (await later.conversations.create()).id
+    adding = [later.conversations.items.create(conversation, items=[HELLO]) for _ in range(4)]
+    added = {page.first_id for page in await asyncio.gather(*adding)}
+    listed = [item.id async for item in later.conversations.items.list(conversation)]
+    assert set(listed) == added and len(added) == 4
+
+
+def main():
+    own = globals().values()
+    calls = [call for call in own if inspect.isfunction(call) and call.__module__ == __name__]
+
+    async def run_all():
+        for call in calls:
+            if call is main:
+                continue
+            problem = ""
+            try:
+                outcome = call()
+                if inspect.isawaitable(outcome):
+                    await outcome
+            except Exception:
+                problem = traceback.format_exc()
+            print(json.dumps({"name": call.__name__, "problem": problem}), flush=True)
+
+    asyncio.run(run_all())
+
+
+if __name__ == "__main__":
+    main()
