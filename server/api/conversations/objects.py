@@ -41,7 +41,7 @@ class NewItems(Struct, frozen=True, forbid_unknown_fields=True):
     items: Annotated[list[Any], Meta(min_length=1, max_length=MAX_ADDED)]
 
 
-class ItemsQuery(Struct, frozen=True):
+class ConversationItemsQuery(Struct, frozen=True):
     """Which items: the newest or the oldest, or those that come `after` one in that order."""
 
     after: str | None = None
@@ -49,7 +49,7 @@ class ItemsQuery(Struct, frozen=True):
     order: Literal["asc", "desc"] = "desc"
 
 
-class Conversation(Struct, frozen=True):
+class ConversationObject(Struct, frozen=True):
     """A session, for OpenAI's clients. `created_at` is in seconds since 1970."""
 
     id: Annotated[str, Meta(pattern=r"^conv_[A-Za-z0-9_-]{22}$")]
@@ -58,7 +58,7 @@ class Conversation(Struct, frozen=True):
     metadata: dict[str, str]
 
     @classmethod
-    def of(cls, session: Session) -> "Conversation":
+    def of(cls, session: Session) -> "ConversationObject":
         return cls(
             id=conversation_id_of(session.id),
             object="conversation",

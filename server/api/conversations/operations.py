@@ -12,11 +12,11 @@ from starlette.responses import Response
 from server.api.conversations.deleting import delete_item
 from server.api.conversations.objects import (
     INCLUDABLE,
-    Conversation,
     ConversationChange,
+    ConversationItemsQuery,
+    ConversationObject,
     DeletedConversation,
     ItemPage,
-    ItemsQuery,
     NewConversation,
     NewItems,
 )
@@ -69,16 +69,16 @@ class ConversationOperations:
                 "Make a conversation: a session that is in no list",
                 headers=(OPTIONAL_KEY,),
                 body=NewConversation,
-                answers={200: Conversation},
+                answers={200: ConversationObject},
             ),
-            _operation("GET", ONE, self.read, "A conversation", answers={200: Conversation}),
+            _operation("GET", ONE, self.read, "A conversation", answers={200: ConversationObject}),
             _operation(
                 "POST",
                 ONE,
                 self.update,
                 "Replace a conversation's metadata",
                 body=ConversationChange,
-                answers={200: Conversation},
+                answers={200: ConversationObject},
             ),
             _operation(
                 "DELETE",
@@ -92,7 +92,7 @@ class ConversationOperations:
                 ITEMS,
                 self.page,
                 "The items of a conversation",
-                query=ItemsQuery,
+                query=ConversationItemsQuery,
                 answers={200: ItemPage},
             ),
             _operation(
@@ -109,7 +109,7 @@ class ConversationOperations:
                 ITEM,
                 self.delete_one,
                 "Delete what an item says",
-                answers={200: Conversation},
+                answers={200: ConversationObject},
             ),
         ]
 
@@ -135,11 +135,11 @@ class ConversationOperations:
         made = await self._store.copies.import_draft(
             call.uid, draft, idempotency_key=None if key is None else f"conversation {key}"
         )
-        return _answer(Conversation.of(made.session))
+        return _answer(ConversationObject.of(made.session))
 
     async def read(self, call: Call) -> Response:
         session = await self._store.sessions.get(call.uid, _session_id(call))
-        return _answer(Conversation.of(session))
+        return _answer(ConversationObject.of(session))
 
     async def update(self, call: Call) -> Response:
         session_id = _session_id(call)
@@ -148,7 +148,7 @@ class ConversationOperations:
         session = await self._store.sessions.update(call.uid, session_id, metadata=metadata)
         # Those who watch it count its events; a list shows nothing of this.
         self._hub.publish_session(SessionUpdated.of(session, "user"))
-        return _answer(Conversation.of(session))
+        return _answer(ConversationObject.of(session))
 
     async def delete(self, call: Call) -> Response:
         session_id = _session_id(call)

@@ -32,7 +32,7 @@ ID_OF = {
     "SessionObject": "session_id",
     "ResponseObject": "response_id",
     "ShareLink": "share_id",
-    "Conversation": "conversation_id",
+    "ConversationObject": "conversation_id",
     "NewUser": "uid",
     "UserDetails": "uid",
 }
