@@ -12,8 +12,8 @@ from server.api.admin.users import AdminUserOperations
 from server.api.admin.workers import AdminReplicaOperations
 from server.api.conversations.operations import ConversationOperations
 from server.api.login.operations import LoginOperations
-from server.api.openai.chat import ChatCompletions
-from server.api.openai.completions import Completions
+from server.api.openai.chat import chat_completions
+from server.api.openai.completions import completions
 from server.api.openai.embeddings import Embeddings
 from server.api.responses.operations import Responses
 from server.api.rest.copies import CopyOperations
@@ -47,8 +47,8 @@ def operations(context: ApiContext) -> list[Operation]:
         *ToolOperations(context).operations(),
         *CopyOperations(context).operations(),
         *ShareOperations(context).operations(),
-        *ChatCompletions(context).operations(),
-        *Completions(context).operations(),
+        *chat_completions(context).operations(),
+        *completions(context).operations(),
         *Embeddings(context).operations(),
         *ConversationOperations(context).operations(),
         *admin_operations(context.services),

@@ -4,6 +4,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from server.api.openai.chat_request import ChatRequest
 from server.commands.stateless.answer import StatelessAnswer
 from server.commands.stateless.asked import Ended, Heard
 from server.engines.client import ParsedArguments, ParsedBegin
@@ -16,18 +17,16 @@ REASONS = {"stop": "stop", "length": "length", "deadline": "length", "tool_calls
 class ChatAnswer:
     """One call's answer: `chunks` of it as they come, or `whole`, after all was heard."""
 
-    def __init__(
-        self, answer: StatelessAnswer, model: str, fingerprint: str, *, with_usage: bool = False
-    ) -> None:
+    def __init__(self, answer: StatelessAnswer, request: ChatRequest, fingerprint: str) -> None:
         self._answer = answer
         self._tail = answer.id.removeprefix("resp_")
         self._head = {
             "id": f"chatcmpl-{self._tail}",
             "created": int(time.time()),
-            "model": model,
+            "model": request.model,
             "system_fingerprint": fingerprint,
         }
-        self._with_usage = with_usage
+        self._with_usage = request.with_usage
         self._begun: set[int] = set()  # choices that have said who speaks
         self._messages: dict[int, _Message] = {}
 

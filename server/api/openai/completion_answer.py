@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from server.api.openai.chat_answer import REASONS, usage_of
+from server.api.openai.completion_request import CompletionRequest
 from server.commands.stateless.answer import StatelessAnswer
 from server.commands.stateless.asked import Delta, Ended, Heard
 from server.generation.answers import Part
@@ -14,24 +15,18 @@ class CompletionAnswer:
     """One call's answer: `chunks` of it as they come, or `whole`, after all was heard."""
 
     def __init__(
-        self,
-        answer: StatelessAnswer,
-        model: str,
-        fingerprint: str,
-        *,
-        with_usage: bool = False,
-        with_token_ids: bool = False,
+        self, answer: StatelessAnswer, request: CompletionRequest, fingerprint: str
     ) -> None:
         self._answer = answer
         self._head = {
             "id": f"cmpl-{answer.id.removeprefix('resp_')}",
             "object": "text_completion",
             "created": int(time.time()),
-            "model": model,
+            "model": request.model,
             "system_fingerprint": fingerprint,
         }
-        self._with_usage = with_usage
-        self._with_token_ids = with_token_ids
+        self._with_usage = request.with_usage
+        self._with_token_ids = bool(request.return_token_ids)
         self._lengths: dict[int, int] = {}  # of the text so far, of each choice
         self._choices: dict[int, dict[str, Any]] = {}
 

@@ -1,15 +1,17 @@
-"""`Exchange`: one call of a route whose answers are not stored, from what it asks to its last byte.
+"""`Exchange`: a route whose answers are not stored, and each call of it, from body to last byte.
 
-A route brings its words for what is heard (`Words`); everything else is the same for all of them.
+A route brings what its body is (`SamplingFields` and more) and its words for what is heard
+(`Words`); everything else is the same for all of them.
 """
 
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import AsyncExitStack, aclosing
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
-from msgspec import Struct
 from starlette.responses import Response
 
+from server.api.openai.refusals import refuse
+from server.api.openai.sampling_fields import SamplingFields
 from server.api.openai.streams import (
     DONE,
     ClientGone,
@@ -19,21 +21,15 @@ from server.api.openai.streams import (
     next_of,
     until_gone,
 )
-from server.api.rest.operation import Call, json_response
+from server.api.rest.objects import Document
+from server.api.rest.operation import Access, ApiContext, Call, Operation, json_response
 from server.commands.stateless.answer import StatelessAnswer
-from server.commands.stateless.answers import StatelessAnswers
-from server.commands.stateless.asked import Asked, Ended, Heard
+from server.commands.stateless.asked import Ended, Heard
+from server.protocol.client_frames import to_struct
 from server.protocol.errors import ApiError
 
 ParamOf = Callable[[str], str]
-
-
-class StreamOptions(Struct, frozen=True):
-    """Of a call that asks for a stream."""
-
-    include_usage: bool | None = None
-    continuous_usage_stats: bool | None = None  # vLLM's: a usage in every chunk
-    include_obfuscation: bool | None = None  # nothing is obfuscated here
+RequestT = TypeVar("RequestT", bound=SamplingFields)
 
 
 class Words(Protocol):
@@ -52,38 +48,64 @@ class Words(Protocol):
         """The answer that is not streamed."""
 
 
-class Exchange:
-    """What the routes share."""
+class Exchange(Generic[RequestT]):
+    """One route. `words` makes its words for an answer to a request, of a model's fingerprint;
+    `param_of` gives the request's name for a parameter that the engine refuses.
+    """
 
-    def __init__(self, answers: StatelessAnswers) -> None:
-        self._answers = answers
-
-    async def answer(
+    def __init__(
         self,
-        call: Call,
-        asked: Asked,
-        words_for: Callable[[StatelessAnswer], Words],
+        context: ApiContext,
         *,
-        is_streamed: bool,
-        options: StreamOptions | None,
-        param_of: ParamOf = str,
-    ) -> Response:
-        """Raises `ApiError` and the store's errors as long as nothing was sent.
+        path: str,
+        summary: str,
+        body: type[RequestT],
+        words: Callable[[StatelessAnswer, RequestT, str], Words],
+        param_of: Callable[[str, RequestT], str] = lambda name, _: name,
+    ) -> None:
+        self._answers = context.services.stateless.answers
+        self._models = context.services.models
+        self._path = path
+        self._summary = summary
+        self._body = body
+        self._words = words
+        self._param_of = param_of
 
-        `param_of` gives the call's name for a parameter that the engine refuses.
-        """
+    def operations(self) -> list[Operation]:
+        return [
+            Operation(
+                method="POST",
+                path=self._path,
+                access=Access.USER,
+                endpoint=self.create,
+                summary=self._summary,
+                body=self._body,
+                refuse=refuse,
+                answers={200: (Document, "text/event-stream")},
+            )
+        ]
+
+    async def create(self, call: Call) -> Response:
+        """Raises `ApiError` and the store's errors as long as nothing was sent."""
+        request: RequestT = to_struct(await call.body(), self._body)
         receive = call.request.receive
+
+        def param_of(name: str) -> str:
+            return self._param_of(name, request)
+
         async with AsyncExitStack() as leave:
             try:
-                answer = await until_gone(receive, self._answers.begin(call.uid, asked, leave))
+                begun = self._answers.begin(call.uid, request.asked, leave)
+                answer = await until_gone(receive, begun)
                 events = answer.events()
                 leave.push_async_callback(events.aclose)
                 first = await until_gone(receive, next_of(events))
                 assert first is not None  # each answer has an end
                 _check(first, param_of)  # as long as there is no status yet
-                words = words_for(answer)
-                if is_streamed:
-                    with_usage = options is not None and bool(options.include_usage)
+                model = self._models.chosen(request.model)
+                words = self._words(answer, request, "" if model is None else model.fingerprint)
+                if request.stream:
+                    with_usage = request.with_usage
                     chunks = _stream(words, first, events, param_of, with_usage=with_usage)
                     return TokenStream(chunks, leave.pop_all().aclose)
                 await until_gone(receive, _collect(words, first, events, param_of))

@@ -4,11 +4,19 @@ from typing import Annotated, Any
 
 from msgspec import Meta, Struct
 
-from server.api.openai.exchange import StreamOptions
+from server.commands.stateless.asked import Asked
 from server.protocol.client_frames import MAX_INTEGER
 
 MAX_ANSWERS = 16
 MAX_STOPS = 16
+
+
+class StreamOptions(Struct, frozen=True):
+    """Of a call that asks for a stream."""
+
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None  # vLLM's: a usage in every chunk
+    include_obfuscation: bool | None = None  # nothing is obfuscated here
 
 
 class SamplingFields(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -32,6 +40,16 @@ class SamplingFields(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     repetition_penalty: Annotated[float, Meta(ge=0.1, le=10)] | None = None
     # without effect
     user: str | None = None
+
+    @property
+    def asked(self) -> Asked:
+        """What is asked for. Raises `ApiError`."""
+        raise NotImplementedError
+
+    @property
+    def with_usage(self) -> bool:
+        """Whether the stream is to end with a usage."""
+        return self.stream_options is not None and bool(self.stream_options.include_usage)
 
     def sampling_settings(self) -> dict[str, Any]:
         """Those that a `response.create` would have as settings, as far as they are given."""

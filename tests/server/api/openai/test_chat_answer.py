@@ -3,6 +3,8 @@
 from typing import Any
 
 from server.api.openai.chat_answer import ChatAnswer
+from server.api.openai.chat_request import ChatRequest
+from server.api.openai.sampling_fields import StreamOptions
 from server.commands.stateless.answer import StatelessAnswer
 from server.commands.stateless.asked import Delta, Ended, Heard
 from server.commands.stateless.choice import Work
@@ -25,7 +27,9 @@ CALL_END = Delta(0, [ParsedEnd(0, is_valid=True)], [10], [])
 def chat_answer(num_choices: int = 1, **options: Any) -> ChatAnswer:
     params = [SamplingParams()] * num_choices
     work = Work(IdleEngine(), [1, 2, 3], params, "", None, None, is_parsed=True, max_seconds=0)
-    return ChatAnswer(StatelessAnswer("resp_A", work), "m", "print", **options)
+    return ChatAnswer(
+        StatelessAnswer("resp_A", work), ChatRequest(model="m", messages=[], **options), "print"
+    )
 
 
 def said(*heard: Heard) -> list[tuple[int, Any, Any]]:
@@ -93,7 +97,7 @@ def token(text: str, logprob: float) -> dict[str, Any]:
 
 
 def test_the_usage_is_a_chunk_without_choices_and_all_others_say_none() -> None:
-    answer = chat_answer(with_usage=True)
+    answer = chat_answer(stream_options=StreamOptions(include_usage=True))
     (first, *_) = answer.chunks(TEXT)
     assert first["usage"] is None
     last = answer.usage_chunk()

@@ -3,6 +3,8 @@
 from typing import Any
 
 from server.api.openai.completion_answer import CompletionAnswer
+from server.api.openai.completion_request import CompletionRequest
+from server.api.openai.sampling_fields import StreamOptions
 from server.commands.stateless.answer import StatelessAnswer
 from server.commands.stateless.asked import Delta, Ended, Heard
 from server.commands.stateless.choice import Work
@@ -22,7 +24,8 @@ SAID: list[Heard] = [
 def completion_answer(**options: Any) -> CompletionAnswer:
     params = [SamplingParams()]
     work = Work(IdleEngine(), [1, 2, 3], params, "", None, None, is_parsed=False, max_seconds=0)
-    return CompletionAnswer(StatelessAnswer("resp_A", work), "m", "print", **options)
+    request = CompletionRequest(model="m", prompt="", **options)
+    return CompletionAnswer(StatelessAnswer("resp_A", work), request, "print")
 
 
 def test_each_delta_is_a_chunk_with_its_text() -> None:
@@ -57,13 +60,15 @@ def test_a_whole_answer_has_all_of_it() -> None:
 
 
 def test_token_ids_are_there_for_who_asks() -> None:
-    answer = completion_answer(with_token_ids=True, with_usage=True)
+    answer = completion_answer(
+        return_token_ids=True, stream_options=StreamOptions(include_usage=True)
+    )
     first, second, last = (next(answer.chunks(heard)) for heard in SAID)
     ids = [chunk["choices"][0]["token_ids"] for chunk in (first, second, last)]
     assert ids == [[7], [8], []] and first["usage"] is None
     assert first["choices"][0]["prompt_token_ids"] == [1, 2, 3]
     assert second["choices"][0]["prompt_token_ids"] is None
-    whole = completion_answer(with_token_ids=True)
+    whole = completion_answer(return_token_ids=True)
     for heard in SAID:
         whole.take(heard)
     assert whole.whole()["choices"][0]["token_ids"] == [7, 8]
