@@ -3,7 +3,7 @@
 import contextlib
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from server.config.limits import Limits
@@ -83,6 +83,35 @@ def budget_entry(budget: Budget) -> RateLimit:
         remaining=budget.remaining,
         reset_seconds=budget.reset_ms / 1000,
     )
+
+
+# What OpenAI's clients call what we count; they know no other limits.
+_COUNTED = {"messages": "requests", "tokens": "tokens"}
+
+
+def limit_headers(entries: Iterable[RateLimit]) -> list[tuple[bytes, bytes]]:
+    """`x-ratelimit-…` of each, as OpenAI's clients read them."""
+    found: list[tuple[bytes, bytes]] = []
+    for entry in entries:
+        values = {
+            "limit": str(entry.limit),
+            "remaining": str(entry.remaining),
+            "reset": _duration(entry.reset_seconds),
+        }
+        for name, value in values.items():
+            header = f"x-ratelimit-{name}-{_COUNTED[entry.name]}"
+            found.append((header.encode(), value.encode()))
+    return found
+
+
+def _duration(seconds: float) -> str:
+    """As OpenAI writes it: `7h12m30s`, `1.5s`, `20ms`."""
+    if 0 < seconds < 1:
+        return f"{max(1, round(seconds * 1000))}ms"
+    minutes, rest = divmod(round(seconds, 3), 60)
+    hours, minutes = divmod(int(minutes), 60)
+    longer = f"{hours}h{minutes}m" if hours else f"{minutes}m" if minutes else ""
+    return f"{longer}{rest:.3f}".rstrip("0").rstrip(".") + "s"
 
 
 class Places:

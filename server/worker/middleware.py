@@ -9,6 +9,7 @@ import asyncio
 import base64
 import hashlib
 import re
+import secrets
 from collections.abc import Callable, Iterable, MutableMapping
 from typing import Any
 
@@ -95,6 +96,8 @@ class Guard:
         # (RFC 9110 §14.2). Starlette would refuse wrong ones with its own texts.
         scope["headers"] = [pair for pair in scope["headers"] if pair[0] != b"range"]
         started = False
+        request_id = f"req_{secrets.token_hex(16)}"
+        named = [(b"x-request-id", request_id.encode())] if scope["path"].startswith("/v1/") else []
         body = BoundedBody(receive, max_body_bytes(scope))
 
         async def send_with_headers(message: Message) -> None:
@@ -105,6 +108,7 @@ class Guard:
                 message["headers"] = [
                     *(pair for pair in message["headers"] if pair[0].lower() != b"accept-ranges"),
                     *((n, v) for n, v in self._headers if n not in present),
+                    *named,
                 ]
             await send(message)
 
@@ -116,7 +120,7 @@ class Guard:
         except BodyRefused as refused:
             error = refused.error
         except Exception:
-            logger.exception("request failed", path=scope["path"])
+            logger.exception("request failed", path=scope["path"], request_id=request_id)
             error = ApiError("internal", "an internal error occurred")
         else:
             return

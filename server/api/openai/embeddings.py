@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, Struct
 from starlette.responses import Response
 
-from server.api.openai.refusals import refuse
+from server.api.openai.refusals import refuse, with_budget
 from server.api.openai.streams import ClientGone, gone, until_gone
 from server.api.rest.objects import Document
 from server.api.rest.operation import Access, ApiContext, Call, Operation, json_response
@@ -78,7 +78,8 @@ class Embeddings:
         ]
         tokens = embedded.num_tokens
         usage = {"prompt_tokens": tokens, "total_tokens": tokens}
-        return json_response({"object": "list", "data": data, "model": asked.model, "usage": usage})
+        body = {"object": "list", "data": data, "model": asked.model, "usage": usage}
+        return with_budget(json_response(body), embedded.budget)
 
 
 def _as_base64(vector: Sequence[float]) -> Any:

@@ -10,7 +10,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from starlette.responses import Response
 
-from server.api.openai.refusals import refuse
+from server.api.openai.refusals import refuse, with_budget
 from server.api.openai.sampling_fields import SamplingFields
 from server.api.openai.streams import (
     DONE,
@@ -107,11 +107,12 @@ class Exchange(Generic[RequestT]):
                 if request.stream:
                     with_usage = request.with_usage
                     chunks = _stream(words, first, events, param_of, with_usage=with_usage)
-                    return TokenStream(chunks, leave.pop_all().aclose)
+                    stream = TokenStream(chunks, leave.pop_all().aclose)
+                    return with_budget(stream, answer.budget)
                 await until_gone(receive, _collect(words, first, events, param_of))
             except ClientGone:
                 return gone()
-            return json_response(words.whole())
+            return with_budget(json_response(words.whole()), answer.budget)
 
 
 async def _collect(

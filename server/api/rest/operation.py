@@ -22,7 +22,7 @@ from starlette.types import Receive, Scope, Send
 
 from server.access.auth import Authenticator
 from server.access.identities import Identities, User
-from server.access.rates import TokenBuckets
+from server.access.rates import TokenBuckets, limit_headers
 from server.api.rest.event_stream import HttpViewer
 from server.commands.services import Services
 from server.live.health import Health
@@ -158,27 +158,29 @@ class Operation:
 
         Other exceptions are the guard's to answer.
         """
+        user = NOBODY
         try:
             with translate_store_errors(only_reads=self.method == "GET"):
-                user = await self._let_in(context, request)
+                user = await self._user(context, request)
+                if user is not NOBODY:
+                    context.rates.check(user.uid)
                 query = None if self.query is None else read_query(request, self.query)
                 identities = context.services.identities
                 answer = await self.endpoint(Call(request, user, query, identities))
                 answer.raw_headers += context.authenticator.renamed_cookie(request, user)
-                return answer
         except ApiError as error:
             context.services.metrics.count_error(error.code)
-            return self.refuse(request, error)
+            answer = self.refuse(request, error)
+        if user is not NOBODY and context.rates.rate:
+            answer.raw_headers += limit_headers([context.rates.of(user.uid).entry()])
+        return answer
 
-    async def _let_in(self, context: ApiContext, request: Request) -> User:
+    async def _user(self, context: ApiContext, request: Request) -> User:
         if self.access is Access.PUBLIC:
             return NOBODY
         if self.access is Access.ADMIN:
-            user = await context.authenticator.admin(request, self.scope)
-        else:
-            user = await context.authenticator.user(request)
-        context.rates.check(user.uid)
-        return user
+            return await context.authenticator.admin(request, self.scope)
+        return await context.authenticator.user(request)
 
 
 def body_of(frame: type[Struct], *without: str) -> type[Struct]:

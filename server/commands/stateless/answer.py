@@ -6,13 +6,15 @@ from collections.abc import AsyncGenerator
 from server.commands.stateless.asked import Ended, Heard
 from server.commands.stateless.choice import Choice, Work
 from sessions.background import start
+from sessions.model.quotas import Budget
 
 
 class StatelessAnswer:
     """`events` are read once, to the end or until they are closed: that ends the generation."""
 
-    def __init__(self, response_id: str, work: Work) -> None:
+    def __init__(self, response_id: str, work: Work, budget: Budget | None = None) -> None:
         self.id = response_id
+        self.budget = budget  # what was left of the user's tokens before; None: not counted
         self.prompt_token_ids = work.token_ids
         self._heard: asyncio.Queue[Heard] = asyncio.Queue()
         self._choices = [

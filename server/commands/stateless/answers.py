@@ -80,7 +80,7 @@ class StatelessAnswers:
             max_seconds=self._max_seconds,
             must_call=must_call(settings),
         )
-        answer = StatelessAnswer(entered.id, work)
+        answer = StatelessAnswer(entered.id, work, entered.budget)
         self._running.add(answer)
         leave.callback(self._end, answer, entered)
         return answer

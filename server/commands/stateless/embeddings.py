@@ -9,6 +9,7 @@ from server.commands.stateless.entry import Entered, Entry
 from server.engines.client import EngineError, PoolingParams, TokensPrompt, ValidationError
 from server.protocol.errors import ApiError, invalid_field
 from sessions.background import start
+from sessions.model.quotas import Budget
 
 AT_ONCE = 16  # of a call: the engine's queue is there for others, too
 
@@ -19,6 +20,7 @@ class Embedded:
 
     vectors: list[list[float]]
     num_tokens: int
+    budget: Budget | None  # what was left of the user's tokens before; None: not counted
 
 
 class StatelessEmbeddings:
@@ -43,7 +45,8 @@ class StatelessEmbeddings:
                 for place, prompt in enumerate(prompts)
             ]
             try:
-                return Embedded(list(await asyncio.gather(*tasks)), num_tokens)
+                vectors = list(await asyncio.gather(*tasks))
+                return Embedded(vectors, num_tokens, entered.budget)
             finally:
                 for task in tasks:
                     task.cancel()

@@ -3,9 +3,10 @@
 import pytest
 
 from server.access import rates as limits
-from server.access.rates import ConnectionCounter, Places, TokenBucket
+from server.access.rates import ConnectionCounter, Places, TokenBucket, limit_headers
 from server.config.limits import Limits
 from server.protocol.errors import ApiError
+from server.protocol.objects import RateLimit
 
 
 class Clock:
@@ -168,3 +169,24 @@ def test_more_owners_than_can_be_kept_are_forgotten() -> None:
     for number in range(limits.MAX_OWNERS + 1):
         buckets.of(str(number))
     assert len(buckets) == 1
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"),
+    [
+        (0.0, "0s"),
+        (0.0004, "1ms"),
+        (0.02, "20ms"),
+        (1.5, "1.5s"),
+        (60.0, "1m0s"),
+        (59.9996, "1m0s"),
+        (86_399.25, "23h59m59.25s"),
+    ],
+)
+def test_limits_are_told_in_the_words_of_openai(seconds: float, said: str) -> None:
+    entry = RateLimit(name="messages", limit=40, remaining=7, reset_seconds=seconds)
+    assert limit_headers([entry]) == [
+        (b"x-ratelimit-limit-requests", b"40"),
+        (b"x-ratelimit-remaining-requests", b"7"),
+        (b"x-ratelimit-reset-requests", said.encode()),
+    ]

@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import hashlib
+import re
 from collections.abc import AsyncIterator, MutableMapping
 from typing import Any
 
@@ -183,6 +184,15 @@ async def test_security_headers_are_added_and_none_of_a_route_is_replaced() -> N
     answer = await ask(own_policy)
     assert answer.headers[b"content-security-policy"] == b"sandbox"
     assert answer.headers[b"x-content-type-options"] == b"nosniff"
+
+
+async def test_each_answer_of_the_api_has_an_id_and_so_has_the_log_of_one_that_failed() -> None:
+    with capture_logs() as logs:
+        answers = [await ask(app, path="/v1/x") for app in (echo_length, broken, broken)]
+    ids = [answer.headers[b"x-request-id"].decode() for answer in answers]
+    assert len(set(ids)) == 3 and all(re.fullmatch(r"req_[0-9a-f]{32}", each) for each in ids)
+    assert [log["request_id"] for log in logs] == ids[1:]
+    assert b"x-request-id" not in (await ask(echo_length, path="/v1")).headers
 
 
 def test_the_policy_allows_the_import_map_of_the_page_and_no_other_inline_script() -> None:

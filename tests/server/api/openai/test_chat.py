@@ -5,16 +5,20 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+from starlette.requests import Request
 
 from server.api.openai.chat import param_of
 from server.api.openai.chat_request import ChatRequest
+from server.api.openai.refusals import refuse
+from server.protocol.errors import ApiError
 from server.worker.app import Worker
 from sessions.connection.embedded import EmbeddedRedis
 from sessions.model.quotas import Budget
 from tests.helpers.patience import PATIENCE
 from tests.helpers.redis_server import fresh_prefix
 from tests.helpers.tiny_model import oracle_answer, oracle_word
-from tests.server.helpers.in_process import Dice, Http, Request, ScriptedEngine, running_worker
+from tests.server.helpers.in_process import Dice, Http, ScriptedEngine, running_worker
+from tests.server.helpers.in_process import Request as Asked
 
 ROUTE = "/v1/chat/completions"
 
@@ -33,7 +37,7 @@ class House:
         }
         return Http(self.worker, "POST", ROUTE, body=body | fields)
 
-    async def asked(self) -> Request:
+    async def asked(self) -> Asked:
         """The one request at the engine, when it has come."""
         async with asyncio.timeout(PATIENCE):
             await self.engine.was_asked.wait()
@@ -202,6 +206,38 @@ async def test_refusals_tell_clients_whether_to_ask_again(house: House) -> None:
     await http.body()
     assert http.status == 503 and http.headers[b"retry-after-ms"] == b"1000"
     assert b"x-should-retry" not in http.headers
+
+
+async def test_tokens_of_the_day_are_told_where_they_are_counted(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    uncounted = house.ask()
+    await uncounted.body()
+
+    async def left(_: str) -> Budget:
+        return Budget(limit=100, used=30, reset_ms=90_000)
+
+    monkeypatch.setattr(house.worker.store.budgets, "check", left)
+    calls = [house.ask(), house.ask(stream=True)]
+    for http in calls:
+        await asyncio.wait_for(http.answered, PATIENCE)
+        told = {name: value for name, value in http.headers.items() if b"-tokens" in name}
+        assert told == {
+            b"x-ratelimit-limit-tokens": b"100",
+            b"x-ratelimit-remaining-tokens": b"70",
+            b"x-ratelimit-reset-tokens": b"1m30s",
+        }
+    assert not any(b"ratelimit" in name for name in uncounted.headers)
+
+
+@pytest.mark.parametrize(
+    ("code", "tells_no"),
+    [("response_in_progress", True), ("quota_exceeded", True), ("rate_limited", False)],
+)
+async def test_what_a_retry_cannot_mend_says_so(code: str, tells_no: bool) -> None:
+    answer = refuse(Request({"type": "http"}), ApiError(code, "no", retry_after_ms=1500))
+    assert answer.headers["retry-after-ms"] == "1500" and answer.headers["retry-after"] == "2"
+    assert answer.headers.get("x-should-retry") == ("false" if tells_no else None)
 
 
 @pytest.mark.parametrize(

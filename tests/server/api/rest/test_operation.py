@@ -51,6 +51,7 @@ def context() -> Any:
         rates=TokenBuckets(0)
     )
     context.authenticator.user = AsyncMock(return_value=ALICE)
+    context.authenticator.renamed_cookie = MagicMock(return_value=[])
     context.authenticator.admin = AsyncMock(side_effect=ApiError("forbidden", "no"))
     context.services.identities.confirm = AsyncMock()
     return context
@@ -69,7 +70,7 @@ def test_nobody_is_asked_who_they_are_at_a_public_path(
     context: Any, serve: Callable[..., TestClient]
 ) -> None:
     answer = serve(operation(access=Access.PUBLIC)).get("/x")
-    assert answer.json()["uid"] == ""
+    assert answer.json()["uid"] == "" and "x-ratelimit-limit-requests" not in answer.headers
     context.authenticator.user.assert_not_called()
 
 
@@ -169,6 +170,8 @@ def test_requests_of_a_user_have_a_rate(context: Any, serve: Callable[..., TestC
     assert [answer.status_code for answer in answers] == [200, 200, 429]
     assert code(answers[2]) == (429, "rate_limited")
     assert answers[2].headers["retry-after"] == "1"
+    told = [answer.headers["x-ratelimit-remaining-requests"] for answer in answers]
+    assert told == ["1", "0", "0"] and answers[0].headers["x-ratelimit-limit-requests"] == "2"
     context.authenticator.user = AsyncMock(return_value=User("bob", "Bob"))
     assert client.get("/x").status_code == 200
 
