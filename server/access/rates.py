@@ -104,6 +104,11 @@ def limit_headers(entries: Iterable[RateLimit]) -> list[tuple[bytes, bytes]]:
     return found
 
 
+def budget_headers(budget: Budget | None) -> list[tuple[bytes, bytes]]:
+    """Of a user's tokens; none where they are not counted."""
+    return [] if budget is None else limit_headers([budget_entry(budget)])
+
+
 def _duration(seconds: float) -> str:
     """As OpenAI writes it: `7h12m30s`, `1.5s`, `20ms`."""
     if 0 < seconds < 1:

@@ -12,6 +12,7 @@ from server.commands.queue.queue_changes import QueueChanges
 from server.commands.stateless.answers import StatelessAnswers
 from server.commands.stateless.embeddings import StatelessEmbeddings
 from server.commands.stateless.entry import Entry
+from server.commands.stateless.repeats import Repeats
 from server.config.limits import Limits
 from server.engines.models import Models
 from server.live.health import Health
@@ -33,6 +34,7 @@ class Stateless:
     entry: Entry
     answers: StatelessAnswers
     embeddings: StatelessEmbeddings
+    repeats: Repeats
 
 
 @dataclass(frozen=True, slots=True)

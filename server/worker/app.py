@@ -156,6 +156,7 @@ class Worker:
         finally:
             await background.close()
             await self.runs.close()
+            await self.services.stateless.repeats.close()
             await self.services.stateless.entry.close()
             await self.hub.close()
             if self._tools is not None:

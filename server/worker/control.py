@@ -33,6 +33,7 @@ class Control:
         self._health = services.health
         self._identities = services.identities
         self._adapters = services.adapters
+        self._repeats = services.stateless.repeats
         self._feed = feed
         self._stop_asked = stop_asked
 
@@ -60,6 +61,10 @@ class Control:
                 self._runs.hear_consent(response_id)
             case {"type": "promote", "response_id": str(response_id)}:
                 self._runs.promote(response_id)
+            case {"type": "relay", "call_id": str(call_id), "channel": str(channel)}:
+                self._repeats.relay(call_id, channel)
+            case {"type": "relay_end", "channel": str(channel)}:
+                self._repeats.end_relay(channel)
             case {"type": "deleted", "session_id": str(session_id)}:
                 self._runs.stop_deleted(session_id)
             case {"type": "exited", "replica": str(replica)}:

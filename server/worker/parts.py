@@ -23,6 +23,9 @@ from server.commands.services import Services, Stateless
 from server.commands.stateless.answers import StatelessAnswers
 from server.commands.stateless.embeddings import StatelessEmbeddings
 from server.commands.stateless.entry import Entry
+from server.commands.stateless.relay import Relay
+from server.commands.stateless.repeats import Repeats
+from server.commands.stateless.tries import Names
 from server.config.worker import WorkerConfig
 from server.engines.models import Models
 from server.generation.prompts import PromptBuilders
@@ -40,6 +43,7 @@ from server.telemetry.tracing import AnswerTracing
 from sessions.connection.feed import LiveFeed
 from sessions.directory.adapters import AdapterBook
 from sessions.directory.audit import AuditLog
+from sessions.directory.calls import Calls
 from sessions.directory.credentials import Credentials
 from sessions.directory.replicas import Replicas
 from sessions.directory.samples import Samples
@@ -227,7 +231,7 @@ def build_answers(
         tracing=given.tracing,
         tools=offers,
     )
-    stateless = build_stateless(given, admission, runs, limit)
+    stateless = build_stateless(given, live, admission, runs, limit)
     takeover = build_takeover(given, hub, peers, runs, adapters)
     queue_runner = QueueRunner(
         store=store, runs=runs, creator=creator, intervals=settings.intervals
@@ -237,12 +241,21 @@ def build_answers(
 
 
 def build_stateless(
-    given: Given, admission: Admission, runs: Runs, limit: ActiveLimit | None
+    given: Given, live: Live, admission: Admission, runs: Runs, limit: ActiveLimit | None
 ) -> Stateless:
+    config, store = given.config, given.store
     entry = Entry(given.store, given.models, admission, limit)
-    seconds = given.config.settings.limits.answer_seconds
+    seconds = config.settings.limits.answer_seconds
     answers = StatelessAnswers(entry, given.models, admission, runs.salt_of, seconds)
-    return Stateless(entry, answers, StatelessEmbeddings(entry, runs.salt_of))
+    calls = Calls(store.client, store.keys)
+    repeats = Repeats(
+        calls,
+        Relay(calls, live.feed, store.keys),
+        Names(config.token),
+        config.replica,
+        config.settings.intervals.repeat,
+    )
+    return Stateless(entry, answers, StatelessEmbeddings(entry, runs.salt_of), repeats)
 
 
 def build_offers(tools: "ToolClient | None") -> "ToolOffers | None":

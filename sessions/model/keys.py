@@ -19,6 +19,7 @@ SESSION_LOG_ENTRIES: Final = 500  # more missed events than this are cheaper as 
 TOMBSTONE_MS: Final = 3_600_000
 USED_TOKENS_MS: Final = 40 * 86_400_000  # so that the month can be looked back on
 CHARGE_MS: Final = 600_000  # a call is repeated within seconds, or never
+CALL_MS: Final = 60_000  # clients repeat what broke off within seconds
 PART_MS: Final = 3_600_000  # of an import that never ends: its parts go by themselves
 COPY_LEASE_MS: Final = 10_000  # between two parts: a call that is silent for longer is gone
 PROBE_MS: Final = 10_000  # what a worker writes to see whether Redis takes writes
@@ -169,6 +170,16 @@ class Keys:
         """String: a login code, taken once."""
         return f"{self.prefix}lc:{digest}"
 
+    # ---- calls that nothing is stored of ---------------------------------------------------------
+
+    def left_calls(self, name: str) -> str:
+        """List: `replica call_id` of calls whose clients left before their answers; a minute."""
+        return f"{self.prefix}call:l:{name}"
+
+    def keyed_call(self, name: str) -> str:
+        """Hash: which call answers an idempotency key; a minute after its end."""
+        return f"{self.prefix}call:k:{name}"
+
     # ---- channels --------------------------------------------------------------------------------
 
     def session_channel(self, session_id: str) -> str:
@@ -182,6 +193,10 @@ class Keys:
     def control_channel(self, replica: str) -> str:
         """Commands to one worker."""
         return f"{self.prefix}rep:{{{replica}}}:ctl"
+
+    def relay_channel(self, name: str) -> str:
+        """An answer that another worker has."""
+        return f"{self.prefix}call:{name}"
 
     def probe_channel(self, name: str) -> str:
         """Where a worker listens for its own probe."""

@@ -9,7 +9,8 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, Struct
 from starlette.responses import Response
 
-from server.api.openai.refusals import refuse, with_budget
+from server.access.rates import budget_headers
+from server.api.openai.refusals import refuse
 from server.api.openai.streams import ClientGone, gone, until_gone
 from server.api.rest.objects import Document
 from server.api.rest.operation import Access, ApiContext, Call, Operation, json_response
@@ -79,7 +80,9 @@ class Embeddings:
         tokens = embedded.num_tokens
         usage = {"prompt_tokens": tokens, "total_tokens": tokens}
         body = {"object": "list", "data": data, "model": asked.model, "usage": usage}
-        return with_budget(json_response(body), embedded.budget)
+        answer = json_response(body)
+        answer.raw_headers += budget_headers(embedded.budget)
+        return answer
 
 
 def _as_base64(vector: Sequence[float]) -> Any:

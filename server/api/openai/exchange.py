@@ -4,31 +4,36 @@ A route brings what its body is (`SamplingFields` and more) and its words for wh
 (`Words`); everything else is the same for all of them.
 """
 
-from collections.abc import AsyncGenerator, Callable, Iterator
+import re
+from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack, aclosing
 from typing import Any, Generic, Protocol, TypeVar
 
+import orjson
 from starlette.responses import Response
 
-from server.api.openai.refusals import refuse, with_budget
+from server.access.rates import budget_headers
+from server.api.openai.refusals import refuse
+from server.api.openai.replies import ReplyStream, whole
 from server.api.openai.sampling_fields import SamplingFields
-from server.api.openai.streams import (
-    DONE,
-    ClientGone,
-    TokenStream,
-    encode_event,
-    gone,
-    next_of,
-    until_gone,
-)
+from server.api.openai.streams import DONE, ClientGone, encode_event, gone, until_gone
 from server.api.rest.objects import Document
-from server.api.rest.operation import Access, ApiContext, Call, Operation, json_response
+from server.api.rest.operation import (
+    OPTIONAL_KEY,
+    Access,
+    ApiContext,
+    Call,
+    Operation,
+    read_object,
+)
 from server.commands.stateless.answer import StatelessAnswer
 from server.commands.stateless.asked import Ended, Heard
+from server.commands.stateless.reply import Reply
+from server.commands.stateless.tries import Try
 from server.protocol.client_frames import to_struct
-from server.protocol.errors import ApiError
+from server.protocol.errors import ApiError, invalid_field
 
-ParamOf = Callable[[str], str]
+_COUNT = re.compile(r"[0-9]{1,6}")
 RequestT = TypeVar("RequestT", bound=SamplingFields)
 
 
@@ -64,6 +69,7 @@ class Exchange(Generic[RequestT]):
         param_of: Callable[[str, RequestT], str] = lambda name, _: name,
     ) -> None:
         self._answers = context.services.stateless.answers
+        self._repeats = context.services.stateless.repeats
         self._models = context.services.models
         self._path = path
         self._summary = summary
@@ -79,6 +85,7 @@ class Exchange(Generic[RequestT]):
                 access=Access.USER,
                 endpoint=self.create,
                 summary=self._summary,
+                headers=(OPTIONAL_KEY,),
                 body=self._body,
                 refuse=refuse,
                 answers={200: (Document, "text/event-stream")},
@@ -86,75 +93,66 @@ class Exchange(Generic[RequestT]):
         ]
 
     async def create(self, call: Call) -> Response:
-        """Raises `ApiError` and the store's errors as long as nothing was sent."""
-        request: RequestT = to_struct(await call.body(), self._body)
+        """Raises `ApiError` as long as nothing was sent."""
+        data = await call.data()
+        request: RequestT = to_struct(read_object(data), self._body)
+        asked = request.asked
+
+        async def make(reply: Reply) -> None:
+            async with AsyncExitStack() as leave:
+                answer = await self._answers.begin(call.uid, asked, leave)
+                reply.headers = budget_headers(answer.budget)
+                await self._put(reply, answer, request)
+
         receive = call.request.receive
-
-        def param_of(name: str) -> str:
-            return self._param_of(name, request)
-
         async with AsyncExitStack() as leave:
             try:
-                begun = self._answers.begin(call.uid, request.asked, leave)
-                answer = await until_gone(receive, begun)
-                events = answer.events()
-                leave.push_async_callback(events.aclose)
-                first = await until_gone(receive, next_of(events))
-                assert first is not None  # each answer has an end
-                _check(first, param_of)  # as long as there is no status yet
-                model = self._models.chosen(request.model)
-                words = self._words(answer, request, "" if model is None else model.fingerprint)
-                if request.stream:
-                    with_usage = request.with_usage
-                    chunks = _stream(words, first, events, param_of, with_usage=with_usage)
-                    stream = TokenStream(chunks, leave.pop_all().aclose)
-                    return with_budget(stream, answer.budget)
-                await until_gone(receive, _collect(words, first, events, param_of))
+                reading = self._repeats.read(self._try(call, data), make, leave)
+                first = await until_gone(receive, reading.next())
             except ClientGone:
                 return gone()
-            return with_budget(json_response(words.whole()), answer.budget)
+            reading.give()
+            if request.stream:
+                return ReplyStream(first, reading, leave.pop_all().aclose)
+            return whole(first, reading)
 
+    def _try(self, call: Call, data: bytes) -> Try:
+        key, number = call.header("Idempotency-Key"), call.header("X-Stainless-Retry-Count")
+        if key is not None and not re.fullmatch(OPTIONAL_KEY.pattern or "", key):
+            raise invalid_field("Idempotency-Key", "1 to 128 characters of [A-Za-z0-9_-]")
+        credential = call.user.credential
+        return Try(
+            credential=call.uid if credential is None else credential.digest,
+            route=self._path,
+            body=data,
+            key=key,
+            number=int(number) if number is not None and _COUNT.fullmatch(number) else None,
+        )
 
-async def _collect(
-    words: Words, first: Heard, events: AsyncGenerator[Heard, None], param_of: ParamOf
-) -> None:
-    words.take(first)
-    async for heard in events:
-        _check(heard, param_of)
-        words.take(heard)
+    async def _put(self, reply: Reply, answer: StatelessAnswer, request: RequestT) -> None:
+        """Make the answer. Raises `ApiError`."""
+        model = self._models.chosen(request.model)
+        words = self._words(answer, request, "" if model is None else model.fingerprint)
+        async with aclosing(answer.events()) as events:
+            async for heard in events:
+                self._check(heard, request)
+                if not request.stream:
+                    words.take(heard)
+                    continue
+                for chunk in words.chunks(heard):
+                    reply.put(encode_event(chunk))
+        if not request.stream:
+            reply.put(orjson.dumps(words.whole()))
+            return
+        if request.with_usage:
+            reply.put(encode_event(words.usage_chunk()))
+        reply.put(DONE)
 
-
-async def _stream(
-    words: Words,
-    first: Heard,
-    events: AsyncGenerator[Heard, None],
-    param_of: ParamOf,
-    *,
-    with_usage: bool,
-) -> AsyncGenerator[bytes, None]:
-    for chunk in words.chunks(first):
-        yield encode_event(chunk)
-    async with aclosing(events):
-        async for heard in events:
-            if (problem := _problem(heard, param_of)) is not None:
-                yield encode_event({"error": problem.body()})
-                return
-            for chunk in words.chunks(heard):
-                yield encode_event(chunk)
-    if with_usage:
-        yield encode_event(words.usage_chunk())
-    yield DONE
-
-
-def _check(heard: Heard, param_of: ParamOf) -> None:
-    if (problem := _problem(heard, param_of)) is not None:
-        raise problem
-
-
-def _problem(heard: Heard, param_of: ParamOf) -> ApiError | None:
-    """Of an answer that has failed."""
-    if not isinstance(heard, Ended):
-        return None
-    if heard.reason == "refused":
-        return ApiError("invalid_field", heard.problem, param=param_of(heard.param))
-    return ApiError("engine_unavailable", heard.problem) if heard.reason == "error" else None
+    def _check(self, heard: Heard, request: RequestT) -> None:
+        if not isinstance(heard, Ended):
+            return
+        if heard.reason == "refused":
+            param = self._param_of(heard.param, request)
+            raise ApiError("invalid_field", heard.problem, param=param)
+        if heard.reason == "error":
+            raise ApiError("engine_unavailable", heard.problem)

@@ -1,12 +1,10 @@
-"""What this door says beside its answers: refusals in OpenAI's words, and what is left."""
+"""How this door refuses: in OpenAI's words, so that its clients ask again only if it helps."""
 
 from starlette.requests import Request
 from starlette.responses import Response
 
-from server.access.rates import budget_entry, limit_headers
 from server.protocol.errors import ApiError, invalid_field
 from server.protocol.http_errors import error_response
-from sessions.model.quotas import Budget
 
 
 def refuse(request: Request, error: ApiError) -> Response:
@@ -20,13 +18,6 @@ def refuse(request: Request, error: ApiError) -> Response:
         answer.headers["x-should-retry"] = "false"
     if error.retry_after_ms is not None:
         answer.headers["retry-after-ms"] = str(error.retry_after_ms)
-    return answer
-
-
-def with_budget(answer: Response, budget: Budget | None) -> Response:
-    """The answer, with what was left of the user's tokens, where they are counted."""
-    if budget is not None:
-        answer.raw_headers += limit_headers([budget_entry(budget)])
     return answer
 
 

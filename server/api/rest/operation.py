@@ -97,14 +97,7 @@ class Call:
 
     async def body(self) -> dict[str, Any]:
         """The JSON object of the body; an empty body is an empty object. Raises `ApiError`."""
-        data = await self.data()
-        if not data:
-            return {}
-        try:
-            body = decode_object(data.decode())
-        except UnicodeDecodeError:
-            raise ApiError("invalid_json", "JSON is UTF-8") from None
-        return with_integers(body) if _FRACTION.search(data) else body
+        return read_object(await self.data())
 
 
 Endpoint = Callable[[Call], Awaitable[Response]]
@@ -261,6 +254,17 @@ async def read_json(request: Request) -> bytes:
     ):
         raise ApiError("unsupported_media_type", "send application/json in UTF-8")
     return data
+
+
+def read_object(data: bytes) -> dict[str, Any]:
+    """The JSON object of these bytes; nothing is an empty object. Raises `ApiError`."""
+    if not data:
+        return {}
+    try:
+        body = decode_object(data.decode())
+    except UnicodeDecodeError:
+        raise ApiError("invalid_json", "JSON is UTF-8") from None
+    return with_integers(body) if _FRACTION.search(data) else body
 
 
 def read_query(request: Request, kind: type[Struct]) -> Any:

@@ -465,7 +465,7 @@ class Http:
         path: str,
         query: str = "",
         body: Mapping[str, Any] | bytes | None = None,
-        more_headers: Mapping[str, str] | None = None,
+        headers: Mapping[str, str] | None = None,
     ) -> None:
         self.frames: list[Frame] = []
         self.is_done = False  # `data: [DONE]` has come
@@ -474,11 +474,11 @@ class Http:
         self._requests.put_nowait({"type": "http.request", "body": sent, "more_body": False})
         self._arrived = asyncio.Condition()
         self._rest = b""
-        headers = {
+        sent_headers = {
             "host": "localhost",
             "authorization": f"Bearer {TOKEN}",
             "content-type": "application/json",
-            **(more_headers or {}),
+            **(headers or {}),
         }
         scope = {
             "type": "http",
@@ -487,7 +487,7 @@ class Http:
             "path": path,
             "raw_path": path.encode(),
             "query_string": query.encode(),
-            "headers": [(name.encode(), value.encode()) for name, value in headers.items()],
+            "headers": [(name.encode(), value.encode()) for name, value in sent_headers.items()],
             "client": ("127.0.0.1", 1),
             "server": ("127.0.0.1", 80),
             "scheme": "http",

@@ -102,10 +102,13 @@ async def test_a_client_that_leaves_ends_the_generation(house: House, is_streame
 
 async def test_it_counts_among_the_answers_of_its_user(house: House) -> None:
     http = house.ask(stream=True)
+    request = await house.asked()
     async with asyncio.timeout(PATIENCE):
-        await http.num_frames(1)
+        request.is_held.add("mid")
+        await request.reached["mid"].wait()
         ((uid, answer_id),) = house.worker.services.stateless.entry.slots()
         assert uid == "local" and answer_id.startswith("resp_")
+        request.released.set()
         await http.answered
     assert house.worker.services.stateless.entry.slots() == []
 

@@ -26,7 +26,7 @@ class House:
 
     def ask(self, asked: int = 1, headers: dict[str, str] | None = None, **fields: Any) -> Http:
         body = {"model": "oracle", "input": oracle_word(asked), "max_output_tokens": 4}
-        return Http(self.workers[0], "POST", ROUTE, body=body | fields, more_headers=headers)
+        return Http(self.workers[0], "POST", ROUTE, body=body | fields, headers=headers)
 
     async def answer(self, asked: int = 1, **fields: Any) -> Frame:
         http = self.ask(asked, **fields)
@@ -306,7 +306,7 @@ async def test_a_response_of_chat_v1_answers_as_it_always_did(house: House) -> N
     path = f"/v1/sessions/{created.session.id}/responses"
     body = {"input": oracle_word(1), "settings": {"max_output_tokens": 4}}
     headers = {"idempotency-key": "k"}
-    begun = await Http(house.workers[0], "POST", path, body=body, more_headers=headers).body()
+    begun = await Http(house.workers[0], "POST", path, body=body, headers=headers).body()
     read = await house.get(begun["id"]).body()
     assert read["session_id"] == created.session.id and "object" not in read
     frames = await house.events(begun["id"])

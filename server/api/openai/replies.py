@@ -1,0 +1,72 @@
+"""HTTP answers of what a `Reading` gives: as a stream of events, or whole."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from server.api.openai.streams import (
+    HEARTBEAT,
+    HEARTBEAT_SECONDS,
+    ClientGone,
+    encode_event,
+    until_gone,
+)
+from server.commands.stateless.reply import Reading
+from server.protocol.errors import ApiError
+
+
+class ReplyStream(Response):
+    """Sends events as they come, the first of which is here. `leave` is called once, at the end,
+    whoever has ended it.
+    """
+
+    media_type = "text/event-stream"
+
+    def __init__(
+        self, first: bytes, reading: Reading, leave: Callable[[], Awaitable[None]]
+    ) -> None:
+        self._first = first
+        self._reading = reading
+        self._leave = leave
+        self.status_code = 200
+        self.background = None
+        self.init_headers({"Cache-Control": "no-cache, no-transform", "X-Accel-Buffering": "no"})
+        del self.headers["content-length"]  # nobody knows it yet
+        self.raw_headers += reading.headers
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await until_gone(receive, self._write(send))
+        except ClientGone:
+            pass
+        finally:
+            await self._leave()
+
+    async def _write(self, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        try:
+            event = self._first
+            while event:
+                await send({"type": "http.response.body", "body": event, "more_body": True})
+                event = await self._next()
+        except ApiError as error:
+            event = encode_event({"error": error.body()})
+            await send({"type": "http.response.body", "body": event, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _next(self) -> bytes:
+        """Nothing after the last."""
+        try:
+            async with asyncio.timeout(HEARTBEAT_SECONDS):
+                return await self._reading.next()
+        except TimeoutError:
+            return HEARTBEAT
+
+
+def whole(body: bytes, reading: Reading) -> Response:
+    """An answer of JSON that is here."""
+    answer = Response(body, media_type="application/json", headers={"Cache-Control": "no-store"})
+    answer.raw_headers += reading.headers
+    return answer

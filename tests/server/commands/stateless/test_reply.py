@@ -1,0 +1,68 @@
+"""A reply is read from its beginning, by whoever comes, until its parts have been given away."""
+
+import asyncio
+
+import pytest
+
+from server.commands.stateless.reply import Reading, Reply
+from server.protocol.errors import ApiError
+
+
+def reading_of(reply: Reply) -> Reading:
+    return Reading(reply, lambda _: None)
+
+
+async def test_what_has_come_since_is_read_as_one() -> None:
+    reply = Reply("a")
+    first, second = reading_of(reply), reading_of(reply)
+    waiting = [asyncio.ensure_future(each.next()) for each in (first, second)]
+    await asyncio.sleep(0)
+    reply.put(b"one ")
+    assert [await each for each in waiting] == [b"one "] * 2
+    reply.put(b"two ")
+    reply.put(b"three")
+    reply.end()
+    assert await first.next() == b"two three" and await first.next() == b""
+    assert await reading_of(reply).next() == b"one two three"
+
+
+async def test_an_error_comes_after_all_that_was_said() -> None:
+    reply = Reply("a")
+    reply.put(b"one")
+    reply.end(ApiError("engine_unavailable", "no"))
+    reading = reading_of(reply)
+    assert await reading.next() == b"one"
+    with pytest.raises(ApiError):
+        await reading.next()
+
+
+@pytest.mark.parametrize("is_kept", [True, False])
+async def test_what_nobody_else_will_read_is_forgotten(is_kept: bool) -> None:
+    reply = Reply("a", is_kept=is_kept)
+    reading = reading_of(reply)
+    reading.give()
+    reply.put(b"one")
+    assert await reading.next() == b"one"
+    reply.end()
+    assert await reading_of(reply).next() == (b"one" if is_kept else b"")
+
+
+async def test_who_leaves_waits_for_what_ends_with_it() -> None:
+    gate, left = asyncio.Event(), list[Reply]()
+    reply = Reply("a")
+
+    def on_leave(reply: Reply) -> asyncio.Task[None]:
+        left.append(reply)
+        return asyncio.create_task(wait())
+
+    async def wait() -> None:
+        await gate.wait()
+
+    reading = Reading(reply, on_leave)
+    leaving = asyncio.ensure_future(reading.leave())
+    await asyncio.sleep(0)
+    assert not leaving.done() and reply.readers == set()
+    gate.set()
+    await leaving
+    await reading.leave()
+    assert left == [reply]
