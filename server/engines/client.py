@@ -146,6 +146,9 @@ class EngineTokenizer(Protocol):
     async def encode_async(self, text: str, *, owner: str = "") -> list[int]:
         """The ids of a text."""
 
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """The text of ids."""
+
     async def apply_chat_template_async(
         self,
         messages: Sequence[Mapping[str, Any]],

@@ -18,6 +18,17 @@ def token_logprobs(
     ]
 
 
+def prompt_logprobs(
+    logprobs: Sequence[Mapping[int, Logprob] | None], token_ids: Sequence[int], first: str
+) -> list[dict[str, Any]]:
+    """The same of a prompt, whose first token follows nothing: it has no logprob and no others."""
+    rest = [entries for entries in logprobs[1:] if entries is not None]
+    return [
+        {"token": first, "logprob": None, "top": None},
+        *token_logprobs(rest, token_ids[1:]),
+    ]
+
+
 def _likeliest(entries: Mapping[int, Logprob]) -> list[Logprob]:
     """Without the chosen token, where that is none of them."""
     ranked = sorted(entries.values(), key=lambda entry: entry.rank or 0)

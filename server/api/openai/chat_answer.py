@@ -148,7 +148,7 @@ class _Message:
 
 def usage_of(answer: StatelessAnswer) -> dict[str, Any]:
     """Tokens, of all choices together."""
-    num_prompt, num_output = len(answer.prompt_token_ids), answer.num_output_tokens
+    num_prompt, num_output = answer.num_prompt_tokens, answer.num_output_tokens
     return {
         "prompt_tokens": num_prompt,
         "completion_tokens": num_output,

@@ -72,7 +72,8 @@ class CompletionAnswer:
         ids: dict[str, Any] = {}
         if self._with_token_ids:
             ids["token_ids"] = [*heard.token_ids] if isinstance(heard, Delta) else []
-            ids["prompt_token_ids"] = None if start else [*self._answer.prompt_token_ids]
+            prompt = self._answer.prompt_of(heard.choice)
+            ids["prompt_token_ids"] = None if start else [*prompt]
         return {
             "index": heard.choice,
             "text": text,
@@ -93,6 +94,11 @@ def _logprobs(entries: Sequence[Mapping[str, Any]], start: int) -> dict[str, lis
     return {
         "tokens": [entry["token"] for entry in entries],
         "token_logprobs": [entry["logprob"] for entry in entries],
-        "top_logprobs": [{it["token"]: it["logprob"] for it in entry["top"]} for entry in entries],
+        "top_logprobs": [_top(entry["top"]) for entry in entries],
         "text_offset": offsets,
     }
+
+
+def _top(entries: Sequence[Mapping[str, Any]] | None) -> dict[str, float] | None:
+    """None for the first token of a prompt."""
+    return None if entries is None else {each["token"]: each["logprob"] for each in entries}

@@ -8,6 +8,8 @@ from server.commands.stateless.choice import Choice, Work
 from sessions.background import start
 from sessions.model.quotas import Budget
 
+AT_ONCE = 16  # of one call: the engine's queue is there for others, too
+
 
 class StatelessAnswer:
     """`events` are read once, to the end or until they are closed: that ends the generation."""
@@ -15,17 +17,32 @@ class StatelessAnswer:
     def __init__(self, response_id: str, work: Work, budget: Budget | None = None) -> None:
         self.id = response_id
         self.budget = budget  # what was left of the user's tokens before; None: not counted
-        self.prompt_token_ids = work.token_ids
+        self._work = work
+        self._room = asyncio.Semaphore(AT_ONCE)
         self._heard: asyncio.Queue[Heard] = asyncio.Queue()
         self._choices = [
             Choice(number, f"{response_id}-{number}", work, self._heard.put_nowait)
             for number in range(len(work.params))
         ]
 
+    def prompt_of(self, choice: int) -> list[int]:
+        """The token ids that it follows."""
+        return self._work.prompts[self._work.prompt_number(choice)]
+
+    @property
+    def prompt_token_ids(self) -> list[int]:
+        """Those of the only prompt, or of the first."""
+        return self.prompt_of(0)
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return sum(map(len, self._work.prompts))
+
     @property
     def num_cached_tokens(self) -> int:
-        """Of the prompt, as the first answer found them."""
-        return self._choices[0].num_cached_tokens
+        """Of the prompts, as the first answer to each found them."""
+        per_prompt = len(self._choices) // len(self._work.prompts)
+        return sum(choice.num_cached_tokens for choice in self._choices[::per_prompt])
 
     @property
     def num_output_tokens(self) -> int:
@@ -53,7 +70,8 @@ class StatelessAnswer:
     async def _run(self, number: int) -> None:
         ended = Ended(number, "error", problem="the server has failed")
         try:
-            ended = await self._choices[number].produce()
+            async with self._room:
+                ended = await self._choices[number].produce()
         finally:
             self._heard.put_nowait(ended)
 

@@ -66,19 +66,24 @@ class StatelessAnswers:
         engine, model = entered.engine, entered.model
         with self._admission.beginning():
             settings = self._settings(model, asked)
-            token_ids = await self._prompt(uid, engine, asked, settings)
-        room = engine.model_config.max_model_len - len(token_ids)
-        max_tokens = _tokens(settings, room, entered.budget, token_ids, asked.num_answers)
+            prompts = await self._prompts(uid, engine, asked, settings)
+        num_tokens = _tokens(settings, entered.budget, prompts, asked.num_answers)
         work = Work(
             engine,
-            token_ids,
-            _params(engine, asked, settings, token_ids, max_tokens),
+            prompts,
+            [
+                params
+                for token_ids in prompts
+                for params in _params(engine, asked, settings, token_ids, num_tokens)
+            ],
             self._salt_of(uid),
             model.lora_request,
             schemas_of(offered_tools(settings)),
-            is_parsed=asked.prompt is None and not has_form(settings),
+            is_parsed=not asked.prompts and not has_form(settings),
             max_seconds=self._max_seconds,
             must_call=must_call(settings),
+            echoes=_echoes(engine, asked),
+            is_only_echoed=asked.is_only_echoed,
         )
         answer = StatelessAnswer(entered.id, work, entered.budget)
         self._running.add(answer)
@@ -99,7 +104,7 @@ class StatelessAnswers:
 
     def _end(self, answer: StatelessAnswer, entered: Entered) -> None:
         self._running.remove(answer)
-        self._entry.charge(entered, len(answer.prompt_token_ids) + answer.num_output_tokens)
+        self._entry.charge(entered, answer.num_prompt_tokens + answer.num_output_tokens)
 
     # ---- what the engine is asked ---------------------------------------------------------------
 
@@ -114,26 +119,29 @@ class StatelessAnswers:
             raise invalid_field("tool_choice", choice)
         return settings
 
-    async def _prompt(
+    async def _prompts(
         self, uid: str, engine: EngineClient, asked: Asked, settings: Mapping[str, Any]
-    ) -> list[int]:
+    ) -> list[list[int]]:
         limit = engine.model_config.max_model_len
         tokenizer = engine.get_tokenizer()
-        if isinstance(asked.prompt, str):
-            token_ids = await tokenizer.encode_async(asked.prompt, owner=uid)
-        elif asked.prompt is not None:
-            token_ids = list(asked.prompt)
-        else:
+        prompts = []
+        for prompt in asked.prompts:
+            if isinstance(prompt, str):
+                prompts.append(await tokenizer.encode_async(prompt, owner=uid))
+            else:
+                prompts.append(list(prompt))
+        if not asked.prompts:
             tools = offered_tools(settings)
             if tools and not (engine.answer_grammar.has_calls and tokenizer.takes_tools):
                 message = "this model is told of no tools, or it is unknown how it calls them"
                 raise ApiError("tools_not_supported", message, param="tools")
-            token_ids = await _render(uid, engine, asked, tools, limit)
-        if len(token_ids) >= limit:
-            raise _too_long(f"{len(token_ids)}", limit)
-        if not token_ids:
-            raise invalid_field("prompt", "the prompt is empty")
-        return token_ids
+            prompts.append(await _render(uid, engine, asked, tools, limit))
+        for token_ids in prompts:
+            if len(token_ids) >= limit:
+                raise _too_long(f"{len(token_ids)}", limit)
+            if not token_ids:
+                raise invalid_field("prompt", "the prompt is empty")
+        return prompts
 
 
 def _params(
@@ -143,7 +151,9 @@ def _params(
     token_ids: Sequence[int],
     max_tokens: int,
 ) -> list[SamplingParams]:
-    chat_stop = engine.get_tokenizer().chat_stop if asked.prompt is None else ()
+    """Of the answers to one prompt."""
+    max_tokens = min(max_tokens, engine.model_config.max_model_len - len(token_ids))
+    chat_stop = () if asked.prompts else engine.get_tokenizer().chat_stop
     form = None
     try:
         if settings.get("thinking_token_budget") is not None:
@@ -192,20 +202,27 @@ def _is_stopped(error: ValidationError) -> bool:
     return isinstance(error, ChatTemplateError)
 
 
+def _echoes(engine: EngineClient, asked: Asked) -> list[str]:
+    if not asked.is_echoed:
+        return []
+    decode = engine.get_tokenizer().decode
+    return [each if isinstance(each, str) else decode(each) for each in asked.prompts]
+
+
 def _tokens(
     settings: Mapping[str, Any],
-    room: int,
     budget: Budget | None,
-    prompt: Sequence[int],
+    prompts: Sequence[Sequence[int]],
     num_answers: int,
 ) -> int:
-    """So many at most of each answer: what was asked for, fits, and is left of the user's day for
-    it; one at least.
+    """So many at most of each answer: what was asked for, and is left of the user's day for it; one
+    at least.
     """
-    wanted = min(int(settings["max_output_tokens"]), room)
+    wanted = int(settings["max_output_tokens"])
     if budget is None:
         return wanted
-    return max(1, min(wanted, (budget.remaining - len(prompt)) // num_answers))
+    left = budget.remaining - sum(map(len, prompts))
+    return max(1, min(wanted, left // (num_answers * len(prompts))))
 
 
 def _too_long(num_tokens: str, limit: int) -> ApiError:

@@ -10,15 +10,17 @@ from server.generation.chat_messages import ChatMessage
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """A conversation, or a prompt as it is, and how it is to be answered."""
+    """A conversation, or prompts as they are, and how they are to be answered."""
 
     model: str
     messages: Sequence[ChatMessage] = ()  # as a chat template takes them
-    prompt: str | Sequence[int] | None = None  # in their place: a text, or token ids
+    prompts: Sequence[str | Sequence[int]] = ()  # in their place: texts, or token ids
+    is_echoed: bool = False  # each answer begins with its prompt
+    is_only_echoed: bool = False  # and ends with it
     settings: Mapping[str, Any] = field(default_factory=dict)  # as a `response.create` has them
     parameters: Mapping[str, Any] = field(default_factory=dict)  # what only the engine knows
     variables: Mapping[str, Any] = field(default_factory=dict)  # for the chat template
-    num_answers: int = 1
+    num_answers: int = 1  # to each prompt
 
 
 class Delta(NamedTuple):
@@ -27,7 +29,7 @@ class Delta(NamedTuple):
     choice: int
     parts: Sequence[Said]
     token_ids: Sequence[int]
-    logprobs: Sequence[Mapping[str, Any]]  # of these tokens, where they were asked for
+    logprobs: Sequence[Mapping[str, Any]]  # of these tokens, or of those of a prompt that is echoed
 
 
 class Ended(NamedTuple):

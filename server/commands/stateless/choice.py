@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import structlog
 
@@ -18,7 +19,7 @@ from server.engines.client import (
     ValidationError,
 )
 from server.generation.answers import AnswerReader, Part, Said, Tools
-from server.generation.logprobs import token_logprobs
+from server.generation.logprobs import prompt_logprobs, token_logprobs
 
 logger = structlog.get_logger("server")
 
@@ -29,10 +30,12 @@ ENDS = {"stop": "stop", "length": "length", "repetition": "length"}  # of the en
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What the engine is asked, once for each answer."""
+    """What the engine is asked, once for each answer: so many answers to the first prompt, then as
+    many to the next.
+    """
 
     engine: EngineClient
-    token_ids: list[int]
+    prompts: Sequence[list[int]]
     params: Sequence[SamplingParams]  # of each answer
     cache_salt: str
     lora_request: LoRARequest | None
@@ -40,6 +43,12 @@ class Work:
     is_parsed: bool  # whether thoughts and calls are told from text
     max_seconds: float  # of an answer; 0: no limit
     must_call: bool = False  # the answers are held to calls
+    echoes: Sequence[str] = ()  # what the answers begin with: the text of each prompt
+    is_only_echoed: bool = False  # nothing follows it
+
+    def prompt_number(self, number: int) -> int:
+        """The place of the prompt of the answer of this number."""
+        return number * len(self.prompts) // len(self.params)
 
 
 class Choice:
@@ -55,10 +64,15 @@ class Choice:
         self._work = work
         self._hear = hear
         self._has_called = False
+        self._prompt = work.prompts[work.prompt_number(number)]
+        self._params = work.params[number]
+        self._echo: str | None = None  # that was not said yet
+        if work.echoes:
+            self._echo = work.echoes[work.prompt_number(number)]
         self._reader: AnswerReader | None = None
         if work.is_parsed and not work.engine.answer_grammar.is_plain:
             self._reader = AnswerReader(
-                work.engine, work.token_ids, work.tools, must_call=work.must_call
+                work.engine, self._prompt, work.tools, must_call=work.must_call
             )
 
     async def produce(self) -> Ended:
@@ -86,21 +100,36 @@ class Choice:
 
     async def _read(self) -> Ended:
         work, ended = self._work, Ended(self._number, "error", problem=FAILED)
+        if self._echo is not None and not self._is_scored:
+            self._say_echo(())
         outputs = work.engine.generate(
-            {"prompt_token_ids": work.token_ids, "cache_salt": work.cache_salt},
-            work.params[self._number],
+            {"prompt_token_ids": self._prompt, "cache_salt": work.cache_salt},
+            self._params,
             self._request_id,
             lora_request=work.lora_request,
             is_admitted=True,  # it was admitted before its prompt was made
-            on_delta=self._take,
+            on_delta=None if self._is_scored else self._take,
             marks=None if self._reader is None else self._reader.marks,
         )
         async for output in outputs:
+            if self._echo is not None and output.prompt_logprobs is not None:
+                first = work.engine.get_tokenizer().decode(self._prompt[:1])
+                scores = prompt_logprobs(output.prompt_logprobs, self._prompt, first)
+                self._say_echo(scores)
             for answer in output.outputs:
                 self._take(answer.text, answer.token_ids, answer.logprobs)
             if output.finished:
                 ended = self._end_of(output)
         return ended
+
+    @property
+    def _is_scored(self) -> bool:
+        """Whether the engine says how likely the prompt was; it has no callback for that."""
+        return self._params.prompt_logprobs is not None
+
+    def _say_echo(self, scores: Sequence[Mapping[str, Any]]) -> None:
+        self._hear(Delta(self._number, [Part(self._echo or "")], (), scores))
+        self._echo = None
 
     def _end_of(self, output: RequestOutput) -> Ended:
         self.num_cached_tokens = output.num_cached_tokens or 0
@@ -119,6 +148,8 @@ class Choice:
         token_ids: Sequence[int],
         logprobs: Sequence[Mapping[int, Logprob]] | None = None,
     ) -> None:
+        if self._work.is_only_echoed:
+            return
         self.num_tokens += len(token_ids)
         parts: Sequence[Said]
         if self._reader is not None:

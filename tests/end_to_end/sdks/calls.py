@@ -17,6 +17,7 @@ from openai import AsyncOpenAI, OpenAI
 
 ASK = [{"role": "user", "content": "t00001 "}]
 THREE = "t00002 t00003 t00004 "
+TWO = ("t00001 ", "t00004 ")
 
 URL, TOKEN = sys.argv[1:3]
 client = OpenAI(base_url=URL, api_key=TOKEN, max_retries=0)
@@ -276,6 +277,40 @@ def token_ids_go_on():
 
 def a_text_goes_on_in_several_ways():
     assert [choice.text for choice in go_on(n=2).choices] == [THREE, THREE]
+
+
+def several_texts_go_on():
+    choices = go_on(prompt=["t00001 ", "t00004 "], n=2).choices
+    assert [choice.index for choice in choices] == [0, 1, 2, 3]
+    after_four = "t00005 t00006 t00007 "
+    assert [choice.text for choice in choices] == [THREE, THREE, after_four, after_four]
+
+
+def token_ids_of_several_texts_go_on():
+    both = [go_on(prompt=text, max_tokens=1, extra_body={"return_token_ids": True}) for text in TWO]
+    ids = [answer.choices[0].model_extra["prompt_token_ids"] for answer in both]
+    answer = go_on(prompt=ids, max_tokens=1)
+    assert [choice.text for choice in answer.choices] == ["t00002 ", "t00005 "]
+    assert answer.usage.prompt_tokens == sum(map(len, ids))
+
+
+def a_text_is_echoed():
+    choice = go_on(echo=True, logprobs=1).choices[0]
+    assert choice.text == "t00001 " + THREE == "".join(choice.logprobs.tokens)
+    assert choice.logprobs.token_logprobs[0] is None and choice.logprobs.text_offset[1] == 7
+    chunks = go_on(prompt=[*TWO], echo=True, stream=True)
+    texts = ["", ""]
+    for chunk in chunks:
+        texts[chunk.choices[0].index] += chunk.choices[0].text
+    assert texts == ["t00001 " + THREE, "t00004 t00005 t00006 t00007 "]
+
+
+def a_text_is_only_echoed():
+    answer = go_on(prompt="t00001 t00002 ", echo=True, logprobs=1, max_tokens=0)
+    logprobs = answer.choices[0].logprobs
+    assert answer.choices[0].text == "t00001 t00002 " == "".join(logprobs.tokens)
+    assert answer.usage.completion_tokens == 0 and answer.choices[0].finish_reason == "length"
+    assert logprobs.token_logprobs[1] <= 0 and len(logprobs.top_logprobs[1]) == 1
 
 
 def a_text_with_logprobs():

@@ -39,6 +39,9 @@ class IdleTokenizer:
     async def encode_async(self, text: str, *, owner: str = "") -> list[int]:
         return [0]
 
+    def decode(self, token_ids: Sequence[int]) -> str:
+        return "".join(f"<{token_id}>" for token_id in token_ids)
+
     async def apply_chat_template_async(
         self,
         messages: Sequence[Mapping[str, Any]],

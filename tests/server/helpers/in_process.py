@@ -115,6 +115,9 @@ class ScriptedEngine(IdleEngine):
     async def encode_async(self, text: str, *, owner: str = "") -> list[int]:
         return [int(number) for number in re.findall(r"t(\d{5}) ?", text)] or [0]
 
+    def decode(self, token_ids: Sequence[int]) -> str:
+        return "".join(map(oracle_word, token_ids))
+
     async def apply_chat_template_async(
         self, messages: Sequence[Mapping[str, Any]], answer: str = "", **options: object
     ) -> list[int]:

@@ -26,7 +26,7 @@ CALL_END = Delta(0, [ParsedEnd(0, is_valid=True)], [10], [])
 
 def chat_answer(num_choices: int = 1, **options: Any) -> ChatAnswer:
     params = [SamplingParams()] * num_choices
-    work = Work(IdleEngine(), [1, 2, 3], params, "", None, None, is_parsed=True, max_seconds=0)
+    work = Work(IdleEngine(), [[1, 2, 3]], params, "", None, None, is_parsed=True, max_seconds=0)
     return ChatAnswer(
         StatelessAnswer("resp_A", work), ChatRequest(model="m", messages=[], **options), "print"
     )

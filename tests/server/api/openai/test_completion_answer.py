@@ -23,7 +23,7 @@ SAID: list[Heard] = [
 
 def completion_answer(**options: Any) -> CompletionAnswer:
     params = [SamplingParams()]
-    work = Work(IdleEngine(), [1, 2, 3], params, "", None, None, is_parsed=False, max_seconds=0)
+    work = Work(IdleEngine(), [[1, 2, 3]], params, "", None, None, is_parsed=False, max_seconds=0)
     request = CompletionRequest(model="m", prompt="", **options)
     return CompletionAnswer(StatelessAnswer("resp_A", work), request, "print")
 
@@ -57,6 +57,20 @@ def test_a_whole_answer_has_all_of_it() -> None:
         }
     ]
     assert whole["usage"]["prompt_tokens"] == 3
+
+
+def test_an_echo_has_logprobs_of_its_own_and_moves_the_offsets() -> None:
+    first = {"token": "On", "logprob": None, "top": None}
+    answer = completion_answer(echo=True)
+    for heard in (Delta(0, [Part("On")], (), [first]), *SAID):
+        answer.take(heard)
+    (choice,) = answer.whole()["choices"]
+    assert choice["text"] == "Onone two" and choice["logprobs"] == {
+        "tokens": ["On", "one ", "two"],
+        "token_logprobs": [None, -0.5, -0.25],
+        "top_logprobs": [None, {"no": -1.0}, {}],
+        "text_offset": [0, 2, 6],
+    }
 
 
 def test_token_ids_are_there_for_who_asks() -> None:

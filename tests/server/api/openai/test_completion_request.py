@@ -18,18 +18,21 @@ def asked(**fields: Any) -> Asked:
 
 
 @pytest.mark.parametrize(
-    ("given", "prompt"),
+    ("given", "prompts"),
     [
-        ("Hello", "Hello"),
-        (["Hello"], "Hello"),
-        ([1, 2, 3], [1, 2, 3]),
-        ([[1, 2]], [1, 2]),
-        ("", ""),
-        ([], []),
+        ("Hello", ["Hello"]),
+        (["Hello"], ["Hello"]),
+        (["Hello", "again"], ["Hello", "again"]),
+        ([1, 2, 3], [[1, 2, 3]]),
+        ([[1, 2]], [[1, 2]]),
+        ([[1], [2, 3]], [[1], [2, 3]]),
+        (["Hello", [2, 3]], ["Hello", [2, 3]]),
+        ("", [""]),
+        ([], [[]]),
     ],
 )
-def test_a_prompt_is_a_text_or_token_ids(given: Any, prompt: Any) -> None:
-    assert asked(prompt=given).prompt == prompt
+def test_prompts_are_texts_or_token_ids(given: Any, prompts: Any) -> None:
+    assert asked(prompt=given).prompts == prompts
 
 
 def test_it_is_short_unless_it_is_to_be_long() -> None:
@@ -42,14 +45,22 @@ def test_it_is_short_unless_it_is_to_be_long() -> None:
     assert asked(n=2, best_of=2, logit_bias={"3": 1}).parameters == {"logit_bias": {"3": 1}}
 
 
+def test_an_echo_may_be_all_that_is_asked_for() -> None:
+    only = asked(echo=True, max_tokens=0, logprobs=1)
+    assert only.is_echoed and only.is_only_echoed
+    assert only.settings["max_output_tokens"] == 1 and only.parameters == {"prompt_logprobs": 1}
+    more = asked(echo=True)
+    assert more.is_echoed and not more.is_only_echoed and more.parameters == {}
+
+
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
-        ({"prompt": ["a", "b"]}, "prompt"),
         ({"prompt": [1, "b"]}, "prompt"),
-        ({"prompt": [[1], [2]]}, "prompt"),
+        ({"prompt": [[1], 2]}, "prompt"),
+        ({"prompt": ["a"] * 17, "n": 16}, "prompt"),
         ({"suffix": "end"}, "suffix"),
-        ({"echo": True}, "echo"),
+        ({"max_tokens": 0}, "max_tokens"),
         ({"best_of": 3}, "best_of"),
         ({"logprobs": 21}, "logprobs"),
         ({"messages": []}, "messages"),

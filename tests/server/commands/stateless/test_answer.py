@@ -10,10 +10,10 @@ import pytest
 from engine import CompletionOutput, RequestOutput
 from engine.client.parsing.formats import grammar_of
 from engine.errors import EngineDeadError, ValidationError
-from server.commands.stateless.answer import StatelessAnswer
+from server.commands.stateless.answer import AT_ONCE, StatelessAnswer
 from server.commands.stateless.asked import Delta, Ended, Heard
 from server.commands.stateless.choice import FAILED, Work
-from server.engines.client import ParsedArguments, ParsedBegin, ParsedEnd, SamplingParams
+from server.engines.client import Logprob, ParsedArguments, ParsedBegin, ParsedEnd, SamplingParams
 from server.generation.answers import Part
 from tests.server.helpers.engines import IdleEngine
 
@@ -27,6 +27,8 @@ class Speaker(IdleEngine):
         self.may_go_on = asyncio.Event()
         self.held = ""
         self.asked: dict[str, SamplingParams] = {}
+        self.prompts: dict[str, list[int]] = {}
+        self.scores: Any = None
         self.aborted: list[str] = []
         self.ended: defaultdict[str, asyncio.Event] = defaultdict(asyncio.Event)
 
@@ -34,6 +36,7 @@ class Speaker(IdleEngine):
         self, prompt: Any, sampling_params: SamplingParams, request_id: str, **_: Any
     ) -> AsyncGenerator[RequestOutput, None]:
         self.asked[request_id] = sampling_params
+        self.prompts[request_id] = prompt["prompt_token_ids"]
         try:
             for number, word in enumerate(self._words):
                 if word == self.held:
@@ -41,7 +44,7 @@ class Speaker(IdleEngine):
                 is_last = number == len(self._words) - 1
                 reason: Any = "stop" if is_last else None
                 answer = CompletionOutput(0, word, [number], finish_reason=reason)
-                yield RequestOutput(request_id, None, None, None, [answer], is_last)
+                yield RequestOutput(request_id, None, None, self.scores, [answer], is_last)
             if self._error is not None:
                 raise self._error
         finally:
@@ -54,7 +57,7 @@ class Speaker(IdleEngine):
 def answer_of(engine: IdleEngine, count: int = 1, **more: Any) -> StatelessAnswer:
     params = [SamplingParams(seed=number) for number in range(count)]
     settings: dict[str, Any] = {"tools": None, "is_parsed": True, "max_seconds": 0} | more
-    return StatelessAnswer("resp_A", Work(engine, [1, 2], params, "salt", None, **settings))
+    return StatelessAnswer("resp_A", Work(engine, [[1, 2]], params, "salt", None, **settings))
 
 
 async def heard_of(answer: StatelessAnswer) -> list[Heard]:
@@ -81,6 +84,61 @@ async def test_each_answer_has_a_seed_and_an_end_of_its_own() -> None:
     assert {name: params.seed for name, params in engine.asked.items()} == {
         f"resp_A-{number}": number for number in range(3)
     }
+
+
+async def test_each_prompt_has_its_answers_in_its_place() -> None:
+    engine = Speaker("one ", "two")
+    params = [SamplingParams(seed=number) for _ in range(2) for number in range(2)]
+    work = Work(engine, [[1, 2], [3]], params, "", None, None, is_parsed=False, max_seconds=0)
+    answer = StatelessAnswer("resp_A", work)
+    heard = await heard_of(answer)
+    assert [text_of(heard, choice) for choice in range(4)] == ["one two"] * 4
+    assert [answer.prompt_of(choice) for choice in range(4)] == [[1, 2], [1, 2], [3], [3]]
+    assert [engine.prompts[f"resp_A-{number}"] for number in range(4)] == [[1, 2]] * 2 + [[3]] * 2
+    assert (answer.num_prompt_tokens, answer.num_output_tokens) == (3, 8)
+
+
+async def test_no_more_than_a_few_are_asked_for_at_once() -> None:
+    engine = Speaker("one ", "two")
+    engine.held = "one "
+    params = [SamplingParams()] * (AT_ONCE + 1)
+    prompts = [[1]] * len(params)
+    work = Work(engine, prompts, params, "", None, None, is_parsed=False, max_seconds=0)
+    events = StatelessAnswer("resp_A", work).events()
+    first = asyncio.ensure_future(anext(events))
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert len(engine.asked) == AT_ONCE
+    engine.may_go_on.set()
+    await first
+    assert len([each async for each in events if isinstance(each, Ended)]) == len(params)
+
+
+async def test_an_echo_comes_first_or_alone() -> None:
+    for is_only, said in ((False, "Once one two"), (True, "Once ")):
+        answer = answer_of(
+            Speaker("one ", "two"), echoes=["Once "], is_only_echoed=is_only, is_parsed=False
+        )
+        assert text_of(await heard_of(answer)) == said
+        assert answer.num_output_tokens == (0 if is_only else 2)
+
+
+async def test_an_echo_says_how_likely_its_tokens_were() -> None:
+    engine = Speaker("one")
+    engine.scores = [None, {2: Logprob(-0.5, 9, "ce "), 7: Logprob(-0.25, 1, "x")}]
+    params = [SamplingParams(prompt_logprobs=1)]
+    work = Work(
+        *(engine, [[1, 2]], params, "", None, None),
+        is_parsed=False,
+        max_seconds=0,
+        echoes=["Once "],
+    )
+    echo, *_ = await heard_of(StatelessAnswer("resp_A", work))
+    assert isinstance(echo, Delta) and echo.parts == [Part("Once ")] and echo.token_ids == ()
+    assert echo.logprobs == [
+        {"token": "<1>", "logprob": None, "top": None},
+        {"token": "ce ", "logprob": -0.5, "top": [{"token": "x", "logprob": -0.25}]},
+    ]
 
 
 async def test_thoughts_and_calls_are_told_from_text_where_the_model_has_such() -> None:
