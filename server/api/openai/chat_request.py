@@ -138,7 +138,8 @@ class ChatRequest(SamplingFields, frozen=True, kw_only=True, forbid_unknown_fiel
             raise not_here("modalities", "answers are text")
         if self.store:
             raise not_here("store", "calls of this route are not kept; sessions are")
-        if self.parallel_tool_calls is False and self.tools:
+        is_one_call = isinstance(self.tool_choice, NamedTool)  # it is held to that
+        if self.parallel_tool_calls is False and self.tools and not is_one_call:
             raise not_here("parallel_tool_calls", "a model may call several tools at once")
 
     def _settings(self) -> dict[str, Any]:

@@ -54,6 +54,17 @@ def test_nothing_is_asked_for_that_was_not_said() -> None:
             {"tool_choice": {"type": "function", "function": {"name": "weather"}}},
             {"tool_choice": {"type": "function", "name": "weather"}},
         ),
+        (
+            {
+                "tools": [{"type": "function", "function": WEATHER}],
+                "tool_choice": {"type": "function", "function": {"name": "weather"}},
+                "parallel_tool_calls": False,
+            },
+            {
+                "tools": [{"type": "function", **WEATHER}],
+                "tool_choice": {"type": "function", "name": "weather"},
+            },
+        ),
         ({"thinking_token_budget": 7}, {"thinking_token_budget": 7}),
         ({"top_k": 3, "min_p": 0.1}, {"top_k": 3, "min_p": 0.1}),
         ({"user": "u", "metadata": {"a": "b"}, "store": False, "service_tier": "auto"}, {}),
@@ -86,6 +97,14 @@ def test_what_no_setting_says_is_the_engines() -> None:
             "messages[0].content[0].type",
         ),
         ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+        (
+            {
+                "tools": [{"type": "function", "function": WEATHER}],
+                "tool_choice": "required",
+                "parallel_tool_calls": False,
+            },
+            "parallel_tool_calls",
+        ),
         ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
     ],
 )
