@@ -38,6 +38,8 @@ class SamplingFields(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     top_k: Annotated[int, Meta(ge=-1, le=1000)] | None = None
     min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
     repetition_penalty: Annotated[float, Meta(ge=0.1, le=10)] | None = None
+    ignore_eos: bool | None = None
+    min_tokens: Annotated[int, Meta(ge=0, le=MAX_INTEGER)] | None = None
     # without effect
     user: str | None = None
 
@@ -69,4 +71,9 @@ class SamplingFields(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     def parameters(self) -> dict[str, Any]:
         """Those that no setting says."""
-        return {} if self.logit_bias is None else {"logit_bias": self.logit_bias}
+        given = {
+            "logit_bias": self.logit_bias,
+            "ignore_eos": self.ignore_eos,
+            "min_tokens": self.min_tokens,
+        }
+        return {name: value for name, value in given.items() if value is not None}

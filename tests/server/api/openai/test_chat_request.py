@@ -76,6 +76,8 @@ def test_fields_are_settings(fields: dict[str, Any], settings: dict[str, Any]) -
 
 def test_what_no_setting_says_is_the_engines() -> None:
     assert asked(logit_bias={"5": -100}).parameters == {"logit_bias": {"5": -100}}
+    held = {"ignore_eos": True, "min_tokens": 5}
+    assert asked(**held).parameters == held
     assert asked(reasoning_effort="low").variables == {"reasoning_effort": "low"}
     assert asked(n=3).num_answers == 3
 
