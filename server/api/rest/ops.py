@@ -36,14 +36,8 @@ class Ops:
                 summary="200 while the worker runs",
                 answers={200: Alive},
             ),
-            Operation(
-                method="GET",
-                path="/readyz",
-                access=Access.PUBLIC,
-                endpoint=self.readyz,
-                summary="200 when answers can be made, else 503 and what is wrong",
-                answers={200: Alive, 503: Document},
-            ),
+            self._ready("/readyz"),
+            self._ready("/health"),  # where clients of vLLM and llama.cpp ask
             Operation(
                 method="GET",
                 path="/metrics",
@@ -91,6 +85,16 @@ class Ops:
                 summary="The same for the websocket",
             ),
         ]
+
+    def _ready(self, path: str) -> Operation:
+        return Operation(
+            method="GET",
+            path=path,
+            access=Access.PUBLIC,
+            endpoint=self.readyz,
+            summary="200 when answers can be made, else 503 and what is wrong",
+            answers={200: Alive, 503: Document},
+        )
 
     async def healthz(self, call: Call) -> Response:
         return json_response({"status": "ok"})

@@ -26,6 +26,7 @@ PUBLIC = {
     "/login": 401,
     "/healthz": 200,
     "/readyz": 200,
+    "/health": 200,
     f"/s/{UNKNOWN_SHARE}": 404,
 }
 UNKNOWN_SESSION = "ses_" + "A" * 22
@@ -101,7 +102,7 @@ async def test_every_route_but_the_public_ones_needs_a_credential(
 
 
 async def test_liveness_and_readiness_are_public_and_say_ok(server: Server) -> None:
-    for path in ("/healthz", "/readyz"):
+    for path in ("/healthz", "/readyz", "/health"):
         answer = await ask(server, request(server, path=path))
         assert (answer.status, json.loads(answer.body)) == (200, {"status": "ok"})
 
