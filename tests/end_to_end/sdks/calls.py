@@ -1,51 +1,28 @@
-"""Calls of OpenAI's Python client, as its users write them. Runs in the client's environment.
-
-    python calls.py BASE_URL TOKEN
-
-Each function is a call and what must come of it; a line of JSON says how each has gone. The model
-counts: after `t00001` it says `t00002 t00003 `, and so on.
+"""Calls of OpenAI's Python client, as its users write them: each function is a call and what must
+come of it. Run by `run.py`, in the client's environment.
 """
 
 import asyncio
-import inspect
 import json
-import sys
-import traceback
 
 import openai
-from openai import AsyncOpenAI, OpenAI
+from asking import (
+    ASK,
+    MODEL,
+    THREE,
+    URL,
+    ask,
+    client,
+    go_on,
+    later,
+    refused,
+    stream,
+    text_of,
+    vectors_of,
+)
+from openai import OpenAI
 
-ASK = [{"role": "user", "content": "t00001 "}]
-THREE = "t00002 t00003 t00004 "
 TWO = ("t00001 ", "t00004 ")
-
-URL, TOKEN = sys.argv[1:3]
-client = OpenAI(base_url=URL, api_key=TOKEN, max_retries=0)
-later = AsyncOpenAI(base_url=URL, api_key=TOKEN, max_retries=0)
-MODEL = client.models.list().data[0].id
-
-
-def ask(**more):
-    options = {"model": MODEL, "messages": ASK, "max_tokens": 3, "temperature": 0} | more
-    return client.chat.completions.create(**options)
-
-
-def stream(**more):
-    return ask(stream=True, **more)
-
-
-def text_of(chunks):
-    return "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
-
-
-def refused(kind, code, **more):
-    try:
-        ask(**more)
-    except kind as error:
-        assert error.code == code, error.code
-        return error
-    raise AssertionError("it was not refused")
-
 
 # ---- models
 
@@ -244,11 +221,6 @@ def words_about_who_asks_change_nothing():
 # ---- completions
 
 
-def go_on(**more):
-    options = {"model": MODEL, "prompt": "t00001 ", "max_tokens": 3, "temperature": 0} | more
-    return client.completions.create(**options)
-
-
 def a_text_goes_on():
     answer = go_on()
     assert answer.choices[0].text == THREE and answer.choices[0].finish_reason == "length"
@@ -333,12 +305,6 @@ def a_text_between_two_others():
 
 
 # ---- embeddings
-
-
-def vectors_of(texts, **more):
-    answer = client.embeddings.create(model=MODEL, input=texts, **more)
-    assert [each.index for each in answer.data] == list(range(len(answer.data)))
-    return [each.embedding for each in answer.data]
 
 
 def a_vector():
@@ -440,28 +406,3 @@ def a_prompt_that_is_too_long():
 
 def a_field_that_nobody_knows():
     refused(openai.BadRequestError, "invalid_field", extra_body={"nonsense": 1})
-
-
-def main():
-    own = globals().values()
-    calls = [call for call in own if inspect.isfunction(call) and call.__module__ == __name__]
-    helpers = {ask, stream, text_of, go_on, vectors_of, refused, main}
-
-    async def run_all():
-        for call in calls:
-            if call in helpers:
-                continue
-            problem = ""
-            try:
-                outcome = call()
-                if inspect.isawaitable(outcome):
-                    await outcome
-            except Exception:
-                problem = traceback.format_exc()
-            print(json.dumps({"name": call.__name__, "problem": problem}), flush=True)
-
-    asyncio.run(run_all())
-
-
-if __name__ == "__main__":
-    main()

@@ -1,8 +1,10 @@
 """Environments of their own for clients of others: what they need is not what Parley needs.
 
-They lie in `build/sdks/`, under the names of the versions that are pinned here, and are made once.
+They lie in `build/sdks/` and `build/clients/`, under the names of the versions that are pinned
+here, and are made once.
 """
 
+import ast
 import fcntl
 import json
 import os
@@ -15,23 +17,62 @@ from typing import Any
 
 import pytest
 
+from server.bootstrap import torch_requirement
 from tests.helpers.patience import PATIENCE
 from tests.helpers.root import ROOT
 
-FOLDER = ROOT / "build" / "sdks"
+FOLDER = ROOT / "build" / "sdks"  # of OpenAI's own, for `make test`
+OTHERS = ROOT / "build" / "clients"  # of others', which are larger
 OPENAI_PYTHON = "openai==3.57.0"
 OPENAI_WEBSOCKET = "openai[realtime]==3.57.0"  # which brings another websockets than ours
 OPENAI_NODE = "openai@7.57.0"
+LITELLM = "litellm==1.110.2"  # MIT, 0.4 GB with what it needs
+LANGCHAIN = "langchain-openai==1.7.4"  # MIT, 0.1 GB
+GUIDELLM = "guidellm==0.8.1"  # Apache-2.0, 1.5 GB
+OPEN_WEBUI = "open-webui==0.12.4"  # its own licence, 1.3 GB
+LEFT_OUT = {  # of it: what runs models of its own, on torch
+    "accelerate",
+    "faster-whisper",
+    "opencv-python-headless",
+    "rapidocr",
+    "sentence-transformers",
+    "transformers",
+}
+REQUIREMENTS = """
+import importlib.metadata, re, sys
+for each in importlib.metadata.requires(sys.argv[1]):
+    if "extra ==" not in each and re.match(r"[\\w.-]+", each)[0] not in sys.argv[2:]:
+        print(each)
+"""
 
 
-def python_with(requirement: str) -> Path:
-    """An interpreter that imports it."""
-    folder = FOLDER / requirement.replace("==", "-")
+def python_with(requirement: str, *more: str, among: Path = FOLDER) -> Path:
+    """An interpreter that imports it; `more` is to be there, too."""
+    folder = among / requirement.replace("==", "-")
     python = folder / "bin" / "python"
     with _made_once(folder) as is_made:
         if not is_made:
             _run([sys.executable, "-m", "venv", str(folder)])
-            _run([str(python), "-m", "pip", "install", "--quiet", requirement])
+            _install(python, requirement, *more)
+    return python
+
+
+def guidellm_python() -> Path:
+    """It needs torch, and any will do: ours is there already."""
+    return python_with(GUIDELLM, torch_requirement(), among=OTHERS)
+
+
+def open_webui_python() -> Path:
+    """An interpreter beside which `open-webui` lies."""
+    folder = OTHERS / OPEN_WEBUI.replace("==", "-")
+    python = folder / "bin" / "python"
+    with _made_once(folder) as is_made:
+        if not is_made:
+            _run([sys.executable, "-m", "venv", str(folder)])
+            _install(python, "--no-deps", OPEN_WEBUI)
+            name = OPEN_WEBUI.partition("==")[0]
+            needed = _run([str(python), "-c", REQUIREMENTS, name, *LEFT_OUT])
+            _install(python, *needed.split("\n"))
     return python
 
 
@@ -49,10 +90,25 @@ def node_with(package: str) -> Path:
     return folder
 
 
-def run_calls(
+def calls_in(script: Path) -> list[str]:
+    """The names of the calls that `run.py` makes."""
+    return [
+        node.name
+        for node in ast.parse(script.read_text()).body
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name[0] != "_"
+    ]
+
+
+def run_calls(python: Path, script: Path, url: str, token: str) -> dict[str, str]:
+    """What has become of each call of a script: "" if all is well."""
+    run = Path(__file__).with_name("run.py")
+    return lines_of([str(python), str(run), str(script)], url, token)
+
+
+def lines_of(
     command: list[str], url: str, token: str, folder: Path | None = None
 ) -> dict[str, str]:
-    """What has become of each call of a script: "" if all is well."""
+    """The same of a program that makes calls itself, and says so in lines of JSON."""
     done = subprocess.run(
         [*command, f"{url}/v1", token],
         cwd=folder,
@@ -89,8 +145,8 @@ class _made_once:
         self._mark = folder / "made"
 
     def __enter__(self) -> bool:
-        FOLDER.mkdir(parents=True, exist_ok=True)
-        self._lock = (FOLDER / f"{self._folder.name}.lock").open("w")
+        self._folder.parent.mkdir(parents=True, exist_ok=True)
+        self._lock = self._folder.with_name(f"{self._folder.name}.lock").open("w")
         fcntl.flock(self._lock, fcntl.LOCK_EX)
         if not self._mark.exists():
             shutil.rmtree(self._folder, ignore_errors=True)
@@ -102,7 +158,12 @@ class _made_once:
         self._lock.close()
 
 
-def _run(command: list[str], folder: Path | None = None) -> None:
+def _install(python: Path, *requirements: str) -> None:
+    _run([str(python), "-m", "pip", "install", "--quiet", *filter(None, requirements)])
+
+
+def _run(command: list[str], folder: Path | None = None) -> str:
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, f"{' '.join(command)}:\n{done.stdout}{done.stderr}"
+    return done.stdout

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.end_to_end.sdks.environment import OPENAI_NODE, node_with, run_calls
+from tests.end_to_end.sdks.environment import OPENAI_NODE, lines_of, node_with
 from tests.end_to_end.site.harness import Server
 
 CALLS = Path(__file__).parent / "calls.mjs"
@@ -15,7 +15,7 @@ NAMES = re.findall(r"^  async (\w+)\(\) {$", CALLS.read_text(), re.MULTILINE)
 
 @cache
 def problems(url: str, token: str) -> dict[str, str]:
-    return run_calls(["node", str(CALLS)], url, token, folder=node_with(OPENAI_NODE))
+    return lines_of(["node", str(CALLS)], url, token, folder=node_with(OPENAI_NODE))
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -1,28 +1,21 @@
 """OpenAI's own Python client, unchanged: each call of `calls.py` does what its users expect."""
 
-import ast
 from functools import cache
 from pathlib import Path
 
 import pytest
 
-from tests.end_to_end.sdks.environment import OPENAI_PYTHON, python_with, run_calls
+from tests.end_to_end.sdks.environment import OPENAI_PYTHON, calls_in, python_with, run_calls
 from tests.end_to_end.site.harness import Server
 
 CALLS = Path(__file__).parent / "calls.py"
-HELPERS = {"ask", "stream", "text_of", "go_on", "vectors_of", "refused", "main"}
-NAMES = [
-    node.name
-    for node in ast.parse(CALLS.read_text()).body
-    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name not in HELPERS
-]
 
 
 @cache
 def problems(url: str, token: str) -> dict[str, str]:
-    return run_calls([str(python_with(OPENAI_PYTHON)), str(CALLS)], url, token)
+    return run_calls(python_with(OPENAI_PYTHON), CALLS, url, token)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", calls_in(CALLS))
 def test_a_call_does_what_its_users_expect(counting_server: Server, name: str) -> None:
     assert problems(counting_server.url, counting_server.token)[name] == ""
