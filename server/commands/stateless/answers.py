@@ -226,5 +226,7 @@ def _tokens(
 
 
 def _too_long(num_tokens: str, limit: int) -> ApiError:
-    message = f"the prompt has {num_tokens} tokens; the model's context has {limit}"
+    # litellm and LangChain know these words, and let their users choose another model then.
+    length = f"this model's maximum context length is {limit}"
+    message = f"the prompt is too long: it has {num_tokens} tokens, and {length}"
     return ApiError("context_length_exceeded", message, param="messages")

@@ -12,7 +12,7 @@ from tests.end_to_end.site.harness import Server
 def counting_server(
     oracle_model: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Server]:
-    server = Server(tmp_path_factory.mktemp("sdks") / "data", oracle_model)
+    server = Server(tmp_path_factory.mktemp("sdks") / "data", f"counting={oracle_model}")
     server.history.engines.clear()  # which count requests of which nothing is stored
     try:
         yield server.start()

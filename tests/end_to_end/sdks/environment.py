@@ -11,7 +11,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -99,20 +99,26 @@ def calls_in(script: Path) -> list[str]:
     ]
 
 
-def run_calls(python: Path, script: Path, url: str, token: str) -> dict[str, str]:
+def run_calls(
+    python: Path, script: Path, url: str, token: str, environment: Mapping[str, str] | None = None
+) -> dict[str, str]:
     """What has become of each call of a script: "" if all is well."""
     run = Path(__file__).with_name("run.py")
-    return lines_of([str(python), str(run), str(script)], url, token)
+    return lines_of([str(python), str(run), str(script)], url, token, environment=environment)
 
 
 def lines_of(
-    command: list[str], url: str, token: str, folder: Path | None = None
+    command: list[str],
+    url: str,
+    token: str,
+    folder: Path | None = None,
+    environment: Mapping[str, str] | None = None,
 ) -> dict[str, str]:
     """The same of a program that makes calls itself, and says so in lines of JSON."""
     done = subprocess.run(
         [*command, f"{url}/v1", token],
         cwd=folder,
-        env={name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ},
+        env=clean_environment(environment),
         capture_output=True,
         text=True,
         timeout=PATIENCE,
@@ -128,13 +134,19 @@ def strict_problems(objects: Iterable[tuple[str, Any]]) -> str:
     done = subprocess.run(
         [str(python_with(OPENAI_PYTHON)), str(Path(__file__).with_name("strict.py"))],
         input="\n".join(lines),
-        env={name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ},
+        env=clean_environment(),
         capture_output=True,
         text=True,
         timeout=PATIENCE,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
+
+
+def clean_environment(more: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Nothing of ours: no settings, no keys, no path to our modules."""
+    kept = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
+    return {**kept, **(more or {})}
 
 
 class _made_once:

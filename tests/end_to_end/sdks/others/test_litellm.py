@@ -1,0 +1,25 @@
+"""litellm, unchanged: each call of `litellm_calls.py` does what its users expect."""
+
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from tests.end_to_end.sdks.environment import LITELLM, OTHERS, calls_in, python_with, run_calls
+from tests.end_to_end.site.harness import Server
+
+CALLS = Path(__file__).with_name("litellm_calls.py")
+# It asks the network for prices unless it is told to take those that it has brought along.
+QUIET = {"LITELLM_LOCAL_MODEL_COST_MAP": "True"}
+
+pytestmark = pytest.mark.slow
+
+
+@cache
+def problems(url: str, token: str) -> dict[str, str]:
+    return run_calls(python_with(LITELLM, among=OTHERS), CALLS, url, token, QUIET)
+
+
+@pytest.mark.parametrize("name", calls_in(CALLS))
+def test_a_call_does_what_its_users_expect(counting_server: Server, name: str) -> None:
+    assert problems(counting_server.url, counting_server.token)[name] == ""
