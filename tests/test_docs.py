@@ -30,7 +30,7 @@ from tests.helpers.marked_rows import rows_by_test
 from tests.helpers.root import ROOT
 
 # A page that is being written is not in git yet, and one in .venv is not ours.
-PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 PROTOCOL = (ROOT / "docs" / "protocol.md").read_text()
 OPERATIONS = (ROOT / "docs" / "operations.md").read_text()
 ARCHITECTURE = (ROOT / "docs" / "architecture.md").read_text()

@@ -6,18 +6,17 @@ from pathlib import Path
 import pytest
 
 from tests.end_to_end.sdks.environment import LITELLM, OTHERS, calls_in, python_with, run_calls
+from tests.end_to_end.sdks.others.offline import OFFLINE
 from tests.end_to_end.site.harness import Server
 
 CALLS = Path(__file__).with_name("litellm_calls.py")
-# It asks the network for prices unless it is told to take those that it has brought along.
-QUIET = {"LITELLM_LOCAL_MODEL_COST_MAP": "True"}
 
 pytestmark = pytest.mark.slow
 
 
 @cache
 def problems(url: str, token: str) -> dict[str, str]:
-    return run_calls(python_with(LITELLM, among=OTHERS), CALLS, url, token, QUIET)
+    return run_calls(python_with(LITELLM, among=OTHERS), CALLS, url, token, OFFLINE)
 
 
 @pytest.mark.parametrize("name", calls_in(CALLS))
