@@ -34,7 +34,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.browser, needs_chromium]
 
 @pytest.fixture(scope="module")
 def paced(oracle_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """Its first model counts for half an hour; the other one tells stories."""
+    """Its first model counts for five minutes; the other one tells stories."""
     data = tmp_path_factory.mktemp("paced") / "data"
     server = Server(data, f"counting={oracle_model},demo", PARLEY_PACE="20")
     server.history.engines.clear()  # which count requests of which nothing is stored
@@ -131,7 +131,7 @@ async def test_its_stop_button_ends_the_answer_in_the_engine(
     assert await asyncio.to_thread(paced.metric, "parley_requests_running") == 1
     await page.get_by_role("button", name="Stop", exact=True).click()
     await expect(page.get_by_role("button", name="Regenerate")).to_be_visible()
-    async with asyncio.timeout(PATIENCE):  # the answer itself would last for ten times as long
+    async with asyncio.timeout(PATIENCE):  # the answer itself would last longer
         while await asyncio.to_thread(paced.metric, "parley_requests_running"):
             pass  # asking takes its time
     assert await asyncio.to_thread(paced.metric, "parley_kv_blocks_free") == at_rest
