@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from tests.end_to_end.sdks.environment import OPENAI_PYTHON, python_with, run_calls
+from tests.end_to_end.sdks.environment import OPENAI_PYTHON, lines_of, python_with
 from tests.end_to_end.site.harness import Server
 
 CALLS = Path(__file__).parent / "conversation_calls.py"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.end_to_end.sdks.environment import OPENAI_WEBSOCKET, python_with, run_calls
+from tests.end_to_end.sdks.environment import OPENAI_WEBSOCKET, lines_of, python_with
 from tests.end_to_end.site.harness import Server
 
 CALLS = Path(__file__).parent / "socket_calls.py"
@@ -20,7 +20,7 @@ NAMES = [
 
 @cache
 def problems(url: str, token: str) -> dict[str, str]:
-    return run_calls([str(python_with(OPENAI_WEBSOCKET)), str(CALLS)], url, token)
+    return lines_of([str(python_with(OPENAI_WEBSOCKET)), str(CALLS)], url, token)
 
 
 @pytest.mark.parametrize("name", NAMES)
