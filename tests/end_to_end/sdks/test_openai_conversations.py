@@ -10,6 +10,6 @@ CALLS = Path(__file__).parent / "conversation_calls.py"
 
 def test_each_call_does_what_its_users_expect(counting_server: Server) -> None:
     command = [str(python_with(OPENAI_PYTHON)), str(CALLS)]
-    problems = run_calls(command, counting_server.url, counting_server.token)
+    problems = lines_of(command, counting_server.url, counting_server.token)
     assert len(problems) == 8
     assert {name: text for name, text in problems.items() if text} == {}
