@@ -220,11 +220,18 @@ class ResponsesRequest(Asking, frozen=True, kw_only=True, forbid_unknown_fields=
         """The same of an answer that is stored. Raises `ApiError`."""
         most = min(self.max_output_tokens or MAX_TOKENS, MAX_TOKENS)
         with named_as_given():
-            settings: Settings = to_struct(
-                {**self.given_settings(), "max_output_tokens": most}, Settings
-            )
+            given = {**self._afresh, **self.given_settings(), "max_output_tokens": most}
+            settings: Settings = to_struct(given, Settings)
             check_system(settings)
         return settings
+
+    @property
+    def _afresh(self) -> dict[str, Any]:
+        """What holds whatever a session says that is named: it goes on without viewers, has no
+        tools and no form but those that are asked for."""
+        if self.conversation is None:
+            return {}
+        return {"on_no_viewers": "continue", "tools": [], "output": {"type": "text"}}
 
     def echo(self) -> dict[str, Any]:
         """What the response's object says of it, where that is not what it says of all."""

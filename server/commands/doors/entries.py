@@ -38,7 +38,7 @@ class StoredEntries:
         self._is_closed = asyncio.Event()
 
     async def batches(self) -> AsyncGenerator[Sequence[Event], None]:
-        """All entries, some at a time, until the end of the answer.
+        """All entries, some at a time and now and then none, until the end of the answer.
 
         It stops without an end if the log is gone. Raises `ResponseNotFound`.
         """
@@ -54,9 +54,10 @@ class StoredEntries:
                 if is_done(events[-1]):
                     return
             elif run is not None and is_here:
-                await _wait(run.has_stored)
-            elif self._listener is not None:
-                await _wait(self._listener.has_heard)
+                if not await _is_set(run.has_stored):
+                    yield ()
+            elif self._listener is not None and not await _is_set(self._listener.has_heard):
+                yield ()
 
     async def close(self) -> None:
         """No-op if nothing was listened to."""
@@ -137,7 +138,9 @@ class _Nobody:
         """There is nothing to leave."""
 
 
-async def _wait(event: asyncio.Event) -> None:
+async def _is_set(event: asyncio.Event) -> bool:
+    """Whether that comes soon."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(POLL_SECONDS):
             await event.wait()
+    return event.is_set()

@@ -20,6 +20,15 @@ const THREE = "t00002 t00003 t00004 ";
 const ask = (more = {}) =>
   client.chat.completions.create({ model, messages, max_tokens: 3, temperature: 0, ...more });
 
+const respond = (more = {}) =>
+  client.responses.create({ model, input: "t00001 ", max_output_tokens: 3, temperature: 0, ...more });
+
+const all = async (stream) => {
+  const events = [];
+  for await (const event of await stream) events.push(event);
+  return events;
+};
+
 const refused = async (kind, code, more) => {
   const error = await ask(more).then(() => assert.fail("it was not refused"), (error) => error);
   assert.ok(error instanceof kind, `${error}`);
@@ -78,6 +87,49 @@ const calls = {
   },
   async a_field_that_nobody_knows() {
     assert.equal((await refused(OpenAI.BadRequestError, "invalid_field", { nonsense: 1 })).param, "nonsense");
+  },
+  async a_response() {
+    const answer = await respond({ metadata: { a: "b" } });
+    assert.equal(answer.output_text, THREE);
+    assert.equal(answer.status, "incomplete");
+    assert.deepEqual((await client.responses.retrieve(answer.id)).output, answer.output);
+  },
+  async a_response_is_streamed_again_from_any_event() {
+    const events = await all(respond({ stream: true }));
+    assert.deepEqual(
+      events.map((event) => event.sequence_number),
+      events.map((_, place) => place),
+    );
+    const { id } = events[0].response;
+    assert.deepEqual(await all(client.responses.retrieve(id, { stream: true, starting_after: 2 })), events.slice(3));
+  },
+  async a_response_by_its_helper() {
+    const stream = client.responses.stream({ model, input: "t00001 ", max_output_tokens: 3, temperature: 0 });
+    assert.equal((await stream.finalResponse()).output_text, THREE);
+  },
+  async a_response_in_the_background_is_stopped() {
+    const answer = await respond({ background: true, max_output_tokens: 8000 });
+    assert.equal((await client.responses.cancel(answer.id)).status, "cancelled");
+  },
+  async a_response_follows_another_and_is_removed() {
+    const first = await respond();
+    const second = await respond({ input: "t00005 ", previous_response_id: first.id });
+    const items = [];
+    for await (const item of client.responses.inputItems.list(second.id, { order: "asc", limit: 1 })) items.push(item);
+    assert.deepEqual(
+      items.map((item) => item.role),
+      ["user", "assistant", "user"],
+    );
+    await client.responses.delete(second.id);
+    await assert.rejects(client.responses.retrieve(second.id), OpenAI.NotFoundError);
+  },
+  async a_response_of_which_nothing_is_kept() {
+    const answer = await respond({ store: false });
+    assert.equal(answer.output_text, THREE);
+    await assert.rejects(client.responses.retrieve(answer.id), OpenAI.NotFoundError);
+  },
+  async a_response_with_a_tool_of_others() {
+    await assert.rejects(respond({ tools: [{ type: "web_search" }] }), { status: 400, param: "tools[0].type" });
   },
 };
 

@@ -55,6 +55,16 @@ def test_a_form_is_asked_for(given: Body, output: Body | None) -> None:
     assert settings.get("output") == output
 
 
+def test_what_a_conversation_says_of_tools_forms_and_viewers_does_not_hold() -> None:
+    assert request(conversation="conv_1").stored_settings().given() == {
+        "model": "m",
+        "max_output_tokens": 16384,
+        "on_no_viewers": "continue",
+        "tools": [],
+        "output": {"type": "text"},
+    }
+
+
 def test_an_answer_without_a_limit_has_the_largest() -> None:
     assert request().stored_settings().max_output_tokens == 16384
     assert request(max_output_tokens=10**6).stored_settings().max_output_tokens == 16384
