@@ -423,7 +423,7 @@ def convert(body: dict[str, Any]) -> ClientFrame:
     if isinstance(frame, CreateResponse):
         check_purpose(frame)
     elif isinstance(frame, QueuedInputFrame | UpdateQueue) and frame.input is not None:
-        _check_input(frame.text)
+        check_input(frame.text)
     return frame  # type: ignore[no-any-return]  # one of TYPES' values
 
 
@@ -520,7 +520,7 @@ def check_purpose(frame: CreateResponse) -> None:
     if frame.outputs:
         _check_outputs(frame)
     elif frame.input is not None:
-        _check_input(frame.text)
+        check_input(frame.text)
     elif frame.parent_id is not UNSET:
         raise invalid_field("parent_id", f"{given[0]} says already where the answer goes")
 
@@ -543,7 +543,8 @@ def _check_length(text: str) -> None:
         )
 
 
-def _check_input(text: str) -> None:
+def check_input(text: str) -> None:
+    """Raise `ApiError` for words that are too long, or none."""
     _check_length(text)
     if not text.strip():
         raise invalid_field("input", "input is empty")

@@ -3,11 +3,11 @@
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import AsyncExitStack, aclosing
 
-import orjson
 from starlette.responses import Response
 
 from server.access.auth import address_of
 from server.api.openai.streams import TokenStream
+from server.api.responses.answer.error_event import error_event
 from server.api.responses.answer.teller import AnswerEvent
 from server.api.responses.stored import StoredAnswer
 from server.api.rest.event_stream import HttpViewer
@@ -49,9 +49,7 @@ async def _chunks(
                         last = new[-1].sequence_number
                         yield encode(new)
     except ApiError as error:
-        fields = {"code": error.code, "message": error.message, "param": error.param}
-        data = orjson.dumps({"type": "error", **fields, "sequence_number": last + 1})
-        yield encode([AnswerEvent(last + 1, "error", data)])
+        yield encode([error_event(error, last + 1)])
 
 
 def encode(told: Sequence[AnswerEvent]) -> bytes:

@@ -16,8 +16,9 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from server.access.identities import User
 from server.access.rates import TokenBucket
+from server.api.responses.socket.events import refusal
 from server.api.responses.socket.exchange import Parts
-from server.api.responses.socket.frames import Cancel, Create, Refused, Steer, error_event, parse
+from server.api.responses.socket.frames import Cancel, Create, Refused, Steer, parse
 from server.api.responses.socket.lanes import Lanes
 from server.api.responses.socket.writer import Writer
 from server.api.websocket.connection import (
@@ -114,7 +115,7 @@ class SocketConnection:
             try:
                 self._take(message)
             except Refused as refused:
-                self._reply(error_event(refused.error, refused.stream_id), refused.error)
+                self._reply(refusal(refused.error, refused.stream_id), refused.error)
         if isinstance(self._ending, CloseConnection) and self._ending.code is CloseCode.RESTART:
             await asyncio.sleep(FAREWELL_SECONDS)  # what was told last leaves before the close
         raise self._ending

@@ -18,7 +18,8 @@ from server.api.openai.streams import next_of
 from server.api.responses.answer.teller import AnswerEvent
 from server.api.responses.beginning import Beginning
 from server.api.responses.request import named_as_given
-from server.api.responses.socket.frames import Create, error_event, on_lane
+from server.api.responses.socket.events import on_lane, refusal
+from server.api.responses.socket.frames import Create
 from server.api.responses.socket.steering import Steering
 from server.api.responses.socket.stops import Stops
 from server.api.responses.socket.writer import Writer
@@ -97,7 +98,7 @@ class Exchange:
     async def _refuse(self, error: ApiError) -> None:
         self._services.metrics.count_error(error.code)
         number = None if self._last is None else self._last + 1
-        await self._parts.writer.send([error_event(error, self.stream_id, number)])
+        await self._parts.writer.send([refusal(error, self.stream_id, number)])
 
     async def _send(self, events: Sequence[AnswerEvent]) -> None:
         if events:

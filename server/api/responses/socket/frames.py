@@ -1,10 +1,9 @@
-"""What is said on this websocket: frames from the client, and errors to it."""
+"""What a client says on this websocket."""
 
 import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-import orjson
 from msgspec import Meta, Struct
 
 from server.api.openai.refusals import not_here
@@ -104,30 +103,3 @@ def _create(frame: Mapping[str, Any]) -> Create:
     request: ResponsesRequest = to_struct(body, ResponsesRequest)
     request.check()
     return Create(body, request, stream_id)
-
-
-def error_event(
-    error: ApiError, stream_id: str | None = None, sequence_number: int | None = None
-) -> bytes:
-    """With a number, it is an event of a response that had begun."""
-    fields: dict[str, Any] = {
-        "type": error.type,
-        "code": error.code,
-        "message": error.message,
-        "param": error.param,
-    }
-    if error.retry_after_ms is not None:
-        fields["headers"] = {"retry-after-ms": str(error.retry_after_ms)}
-    event: dict[str, Any] = {"type": "error", "status": error.http_status, "error": fields}
-    if stream_id is not None:
-        event["stream_id"] = stream_id
-    if sequence_number is not None:
-        event["sequence_number"] = sequence_number
-    return orjson.dumps(event)
-
-
-def on_lane(data: bytes, stream_id: str | None) -> bytes:
-    """An event with the name of its lane, if that has one."""
-    if stream_id is None:
-        return data
-    return data[:-1] + b',"stream_id":' + orjson.dumps(stream_id) + b"}"

@@ -4,9 +4,10 @@ from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+from server.api.responses.socket.events import encode
 from server.api.responses.socket.exchange import Exchange, Parts
 from server.api.responses.socket.frames import Cancel, Create, Steer
-from server.api.responses.socket.steering import failure, steer_event
+from server.api.responses.socket.steering import failure
 from server.protocol.errors import ApiError
 
 MAX_WAITING = 64  # requests of a connection that wait for their turn
@@ -73,8 +74,7 @@ class Lanes:
         if exchange is not None:
             code, problem = "steering_not_supported", "nothing of this response is stored"
             stream_id = exchange.stream_id
-        event = steer_event("failed", failure(frame, code, problem), stream_id)
-        await self._parts.writer.send([event])
+        await self._parts.writer.send([encode(failure(frame, code, problem), stream_id)])
 
     def _telling(self, response_id: str) -> Exchange | None:
         exchanges = (lane.exchange for lane in self._lanes.values())

@@ -10,14 +10,22 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-import orjson
-from msgspec import Struct
+from msgspec import UNSET, Struct
 
 from server.api.responses.beginning import DOOR
+from server.api.responses.socket.events import (
+    AcceptedSteer,
+    Event,
+    FailedSteer,
+    SteerAccepted,
+    SteerError,
+    SteerFailed,
+    encode,
+)
 from server.api.responses.socket.frames import Create, Steer
 from server.api.responses.socket.writer import Writer
 from server.commands.services import Services
-from server.protocol.client_frames import RemoveFromQueue, SteerResponse, convert, to_struct
+from server.protocol.client_frames import RemoveFromQueue, SteerResponse, check_input, to_struct
 from server.protocol.errors import ApiError, invalid_field
 from server.protocol.store_errors import translate_store_errors
 from sessions.model.errors import SessionError
@@ -79,23 +87,19 @@ class Steering:
                 await self._fail(frame, code, error.message)
                 return
             self._waiting.append(waiting)
-        steer = {"id": waiting.id, "previous_response_id": frame.previous_response_id}
-        await self._tell("accepted", {"steer": steer})
+        steer = AcceptedSteer(id=waiting.id, previous_response_id=frame.previous_response_id)
+        await self._tell(SteerAccepted(steer=steer))
 
     async def _keep(self, frame: Steer) -> Waiting:
         request = self._create.request
         key = secrets.token_urlsafe(16)
-        asked = request.echo()
-        asked.pop("conversation", None)
-        words = {
-            "type": "response.steer",
-            "previous_response_id": frame.previous_response_id,
-            "idempotency_key": key,
-            "input": words_of(frame.input),
-            "settings": request.stored_settings().given(),
-        }
-        steer = convert(words)
-        assert isinstance(steer, SteerResponse)
+        steer = SteerResponse(
+            previous_response_id=frame.previous_response_id,
+            idempotency_key=key,
+            input=words_of(frame.input),
+            settings=request.stored_settings(),
+        )
+        check_input(steer.text)
         kept = await self._services.store.kept_responses.get(self._uid, frame.previous_response_id)
         brought = {
             "door": DOOR,
@@ -154,28 +158,20 @@ class Steering:
     async def _fail(
         self, frame: Steer, code: str, problem: str, steer_id: str | None = None
     ) -> None:
-        await self._tell("failed", failure(frame, code, problem, steer_id))
+        await self._tell(failure(frame, code, problem, steer_id))
 
-    async def _tell(self, what: str, fields: dict[str, Any]) -> None:
-        await self._writer.send([steer_event(what, fields, self._create.stream_id)])
-
-
-def failure(frame: Steer, code: str, problem: str, steer_id: str | None = None) -> dict[str, Any]:
-    """The fields of a `response.steer.failed`."""
-    steer: dict[str, Any] = {
-        "input": frame.input,
-        "previous_response_id": frame.previous_response_id,
-    }
-    if steer_id is not None:
-        steer["id"] = steer_id
-    error = {"type": "invalid_request_error", "code": code, "message": problem}
-    return {"error": error, "steer": steer}
+    async def _tell(self, event: Event) -> None:
+        await self._writer.send([encode(event, self._create.stream_id)])
 
 
-def steer_event(what: str, fields: dict[str, Any], stream_id: str | None) -> bytes:
-    """These events are none of a response, whose numbers they leave alone: theirs is always 0."""
-    event = {"type": f"response.steer.{what}", "sequence_number": 0, **fields}
-    return orjson.dumps(event if stream_id is None else {**event, "stream_id": stream_id})
+def failure(frame: Steer, code: str, problem: str, steer_id: str | None = None) -> SteerFailed:
+    """The words come back, with the reason."""
+    steer = FailedSteer(
+        input=frame.input,
+        previous_response_id=frame.previous_response_id,
+        id=UNSET if steer_id is None else steer_id,
+    )
+    return SteerFailed(error=SteerError(code=code, message=problem), steer=steer)
 
 
 def words_of(given: str | list[Any]) -> str:
