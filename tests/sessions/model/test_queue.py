@@ -157,6 +157,17 @@ def test_a_form_counts_as_a_text_and_events_leave_a_long_one_out() -> None:
     assert len(queue.items) == 8
 
 
+def test_the_words_of_a_door_count_and_are_shown_to_nobody() -> None:
+    words = {"door": "d", "asked": {"instructions": "x" * 30_000}, "settings": {}}
+    first = queued("a", steers="r", brought=words)
+    assert first.num_bytes > 30_000
+    assert first.wire() == queued("a", steers="r").wire()
+    queue = Queue().added(first).added(queued("b", steers="r", brought=words))
+    assert [item.text for item in queue.due] == ["a", "b"]
+    assert [item.text for item in queue.added(queued("c", steers="r")).due] == ["a", "b"]
+    assert decode_queue([queue.encode(), b"1", b"", None]).items == queue.items
+
+
 def test_a_key_gives_one_id_in_each_session() -> None:
     assert derived_item_id("ses_a", "k") == derived_item_id("ses_a", "k")
     assert len({derived_item_id(s, k) for s in ("ses_a", "ses_b") for k in ("k", "l")}) == 4

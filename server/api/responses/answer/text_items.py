@@ -1,6 +1,6 @@
 """What is said and what is thought: items with one part, a text, and what is told as they grow."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from server.api.responses.answer.pieces import Pieces
@@ -19,7 +19,7 @@ class TextItem:
 
     def __init__(self, item_id: str, output_index: int, teller: Teller) -> None:
         self.id = item_id
-        self.text = ""
+        self._texts: list[str] = []  # one after the other
         self.logprobs: list[Mapping[str, Any]] = []
         self._teller = teller
         self._output_index = output_index
@@ -31,9 +31,14 @@ class TextItem:
         self._tell_item("added")
         self._tell_part("added")
 
+    @property
+    def text(self) -> str:
+        """As far as it has come."""
+        return "".join(self._texts)
+
     def add(self, text: str, logprobs: Logprobs = ()) -> None:
         """More of its text. Log probabilities go with the next delta that is told."""
-        self.text += text
+        self._texts.append(text)
         if self.has_logprobs:
             self.logprobs += logprobs
         self._tell(self._pieces.add(text))
@@ -62,9 +67,15 @@ class TextItem:
 
     def _tell(self, pieces: Iterable[str]) -> None:
         for piece in pieces:
-            new = self.logprobs[self._num_logprobs_told :]
-            self._num_logprobs_told = len(self.logprobs)
-            self._teller.tell_delta(self._form, piece, [_token_logprob(each) for each in new])
+            self._teller.tell_delta(self._form, piece, self._new_logprobs())
+
+    def _new_logprobs(self) -> Sequence[Item]:
+        """Those that no delta has had."""
+        if self._num_logprobs_told == len(self.logprobs):
+            return ()
+        new = self.logprobs[self._num_logprobs_told :]
+        self._num_logprobs_told = len(self.logprobs)
+        return [_token_logprob(each) for each in new]
 
     def _tell_item(self, what: str) -> None:
         kind = f"response.output_item.{what}"
