@@ -107,6 +107,7 @@ class Run:
         self.events: list[Event] = [created]
         self.user_message = message  # replaced by the beginner of the run
         self.is_hidden = False  # its session is in no sidebar
+        self.is_brought = False  # by a door that cannot take back what it has told
         self.lease_until = 0  # by Redis' clock, milliseconds since 1970
         self.renewed_at = time.monotonic()  # when the last renewal that succeeded was sent
         self.must_be_silent: Callable[[], bool] = lambda: False  # it may be another's by now
@@ -315,6 +316,7 @@ class Run:
         self.num_tokens_stored = len(token_ids)
         self.known_prompt_hash = record.extra.get("prompt_hash")
         self.is_hidden = record.extra.get("hidden") == "1"
+        self.is_brought = "door" in record.extra
         for event in events:
             if isinstance(event, ObjectEvent) and event.data["type"] == "response.in_progress":
                 self.num_prompt_tokens = event.data["prompt_tokens"]
@@ -421,8 +423,12 @@ class Run:
 
     @property
     def _last_seen(self) -> int | None:
-        """What the stopping user had seen; None if that is beyond the log, or everything."""
-        seen = self.stopping.seen if self.stopping else None
+        """What the stopping user had seen; None if that is beyond the log, or everything.
+
+        Whoever reads an answer that a door has brought has seen all of it, whatever its stopper
+        had: nothing may be cut.
+        """
+        seen = self.stopping.seen if self.stopping and not self.is_brought else None
         return seen if seen is not None and seen <= self.sequence_number else None
 
     def final_text(self) -> str:

@@ -218,6 +218,14 @@ def test_the_text_is_cut_at_what_was_seen_unless_that_is_beyond_the_log(
     assert run.final_text() == kept
 
 
+def test_nothing_is_cut_of_an_answer_that_a_door_has_told(run: Run) -> None:
+    run.is_brought = True
+    run.add_text("one ", [1])
+    run.add_text("two ", [2])
+    run.stop(Stop(seen=2))
+    assert run.final_text() == "one two "
+
+
 def test_thoughts_are_cut_there_too_and_count_for_no_text(run: Run) -> None:
     assert run.add_reasoning("é😀", [1]) is not None
     second = run.add_reasoning("b", [2])
