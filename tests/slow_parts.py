@@ -16,6 +16,7 @@ PARTS = {
     "fuzz/test_fuzz.py[websocket": "fuzz-websocket",
     "fuzz/test_targets.py": "tools",
     "end_to_end/own/": "tools",
+    "end_to_end/bodies/": "fuzz-bodies",
     "compat/test_vllm_source.py": "tools",
     "bench/": "tools",
     "test_failure_reports.py": "tools",

@@ -11,7 +11,8 @@ from sessions.model.records import Session
 
 MAX_ADDED: Final = 100  # items of one call: they are stored, and told to viewers, at once
 MAX_LIMIT: Final = 100
-# What a client may want to see of items of kinds that there are none of here.
+# What a client may want to see of items that there are none of here, and of thoughts, which are
+# told whole.
 INCLUDABLE: Final = (
     "web_search_call.action.sources",
     "web_search_call.results",
@@ -19,6 +20,7 @@ INCLUDABLE: Final = (
     "computer_call_output.output.image_url",
     "file_search_call.results",
     "message.input_image.image_url",
+    "reasoning.encrypted_content",
 )
 
 
