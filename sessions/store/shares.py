@@ -117,8 +117,12 @@ def _new_share_id(session_id: str) -> str:
 
 
 def _pack(messages: Sequence[Message]) -> bytes:
-    """A line of JSON for each message, which has no other line breaks."""
-    return zlib.compress(b"".join(orjson.dumps(_shown(m)) + b"\n" for m in messages), 1)
+    """A line of JSON for each message, which has no other line breaks.
+
+    What the model was instructed with is nobody else's, be it a setting or a message.
+    """
+    shown = [_shown(m) for m in messages if m.role not in ("system", "developer")]
+    return zlib.compress(b"".join(orjson.dumps(each) + b"\n" for each in shown), 1)
 
 
 def _shown(message: Message) -> dict[str, Any]:

@@ -131,7 +131,7 @@ function Messages({ watch }) {
   </div>`;
 }
 
-const WHO = { user: "User", tool: "Tool" };
+const WHO = { user: "User", tool: "Tool", system: "System", developer: "Developer" };
 
 const after = (text) => (text ? ` · ${text.toLowerCase()}` : "");
 

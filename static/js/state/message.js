@@ -44,9 +44,11 @@ export class Message {
     this.settings = wire.settings ?? this.settings ?? null;
     this.restarts = wire.restarts ?? this.restarts ?? 0;
     this.model = wire.model ?? this.model ?? "";
+    this.redacted = wire.redacted ?? this.redacted ?? [];
     this.textLength = wire.text_length ?? this.textLength ?? null;
     if (wire.content?.length > 0 && !wire.content_omitted) this.text = contentText(wire.content);
     if (wire.reasoning !== undefined && !wire.content_omitted) this.reasoningText = wire.reasoning;
+    if (this.redacted.includes("reasoning")) this.reasoningText = "";
     if (wire.content?.length > 0 && !wire.content_omitted && !this.streaming) {
       this.toolCalls = storedCalls(this.toolCalls, wire.tool_calls ?? [], wire.tool_outputs ?? []);
     }
@@ -68,6 +70,11 @@ export class Message {
 
   get thinking() {
     return this.streaming && this.reasoningText !== "" && this.thoughtMs === null && this.text === "";
+  }
+
+  /** Whether a client has taken its words out of the session. */
+  get deleted() {
+    return this.redacted?.includes("message") ?? false;
   }
 
   get streaming() {

@@ -59,8 +59,9 @@ export class Question {
     const isFirst = this.drawn === undefined;
     this.drawn = drawn;
     this.message = message;
-    if (this.text !== message.text) drawQuestion(this.body, message.text); // or a selection in it would go
-    this.text = message.text;
+    const text = message.deleted ? "Deleted" : message.text;
+    if (this.text !== text) drawQuestion(this.body, text); // or a selection in it would go
+    this.text = text;
     this.element.classList.toggle("unsent", message.unsent === true);
     this.wait.hidden = message.unsent !== true;
     this.branches.draw(place);
@@ -96,6 +97,32 @@ export class Question {
     });
     this.body.replaceWith(this.#form);
     this.element.classList.add("editing");
+  }
+}
+
+/** What a program has told the model before or between the questions: there is nothing to do with it. */
+export class Instructions {
+  /** @param {Deeds} deeds */
+  constructor({ key }, deeds) {
+    this.element = make("article", "message question instructions", { ariaLabel: "Instructions" });
+    this.body = make("div", "bubble", { dir: "auto" });
+    this.foot = make("footer", "foot");
+    this.branches = new BranchSwitch(deeds.switchTo);
+    this.foot.append(make("span", "figures", { textContent: "Instructions" }), this.branches.element);
+    this.element.append(this.body, this.foot);
+    this.element.dataset.key = key;
+  }
+
+  /** @param {import("./actions.js").Place} place */
+  draw(place) {
+    const { message } = place;
+    const drawn = nameOf(place);
+    if (this.drawn === drawn) return false;
+    this.drawn = drawn;
+    this.message = message;
+    drawQuestion(this.body, message.deleted ? "Deleted" : message.text);
+    this.branches.draw(place);
+    return false;
   }
 }
 
@@ -152,8 +179,8 @@ export class Answer {
     this.withdraw.hidden = final || stopping !== null || run?.queue?.reason !== "session";
     this.element.classList.toggle("streaming", !final && !stopping);
     this.element.ariaBusy = String(!final);
-    this.note.hidden = message.omittedMessages === 0;
-    this.note.textContent = "Earlier messages no longer fit and were left out";
+    this.note.hidden = message.omittedMessages === 0 && !message.deleted;
+    this.note.textContent = message.deleted ? "Deleted" : "Earlier messages no longer fit and were left out";
     this.thought.draw(message);
     this.wait.hidden = final || (!stopping && (this.body.endsInText || isCarriedOut(message)));
     this.wait.textContent = waitText(run, stopping);

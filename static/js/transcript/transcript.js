@@ -6,12 +6,14 @@
 
 import { serveCode } from "../markdown/code.js";
 import { shownMessages } from "../state/shown.js";
-import { Answer, Question } from "./bubble.js";
+import { Answer, Instructions, Question } from "./bubble.js";
 import { Pacer } from "./pacer.js";
 import { Scroll } from "./scroll.js";
 
+const BUBBLES = { user: Question, system: Instructions, developer: Instructions }; // of others: Answer
+
 export class Transcript {
-  /** @type {Map<string, Question | Answer>} by message key */
+  /** @type {Map<string, Question | Instructions | Answer>} by message key */
   #bubbles = new Map();
   #chat;
   #log;
@@ -131,7 +133,7 @@ export class Transcript {
   }
 
   #add(message) {
-    const Bubble = message.role === "user" ? Question : Answer;
+    const Bubble = BUBBLES[message.role] ?? Answer;
     const bubble = new Bubble(message, this.#deeds);
     this.#bubbles.set(message.key, bubble);
     return bubble;

@@ -424,3 +424,28 @@ async def test_a_file_that_is_no_chat_is_refused_in_words(
     await page.locator("input[type=file]").set_input_files(broken)
     await expect(page.locator(".toast")).to_contain_text("not a chat that was saved here")
     await context.close()
+
+
+async def test_what_a_program_adds_and_deletes_is_seen_at_once(
+    context: BrowserContext, server: Server
+) -> None:
+    session = await new_session(server)
+    (page,) = await tabs(context, server, session, 1)
+    items = f"/v1/conversations/conv_{session.removeprefix('ses_')}/items"
+    async with Http(server) as http:
+        body = [
+            {"role": "developer", "content": "Be brief."},
+            {"role": "user", "content": "Where is the sea?"},
+            {"role": "assistant", "content": "Over there."},
+        ]
+        added = (await http.post(items, {"items": body})).json()["data"]
+        told = page.get_by_role("article", name="Instructions")
+        await expect(told.locator(".bubble")).to_have_text("Be brief.")
+        await expect(page.get_by_role("article", name="You said")).to_contain_text("the sea?")
+        await expect_text(page, "Over there.")
+        for item in added:
+            await http.ask("DELETE", f"{items}/{item['id']}")
+        await expect(told.locator(".bubble")).to_have_text("Deleted")
+        for name in ("You said", "Parley said"):
+            await expect(page.get_by_role("article", name=name)).to_contain_text("Deleted")
+        await expect(page.get_by_text("Over there.")).to_have_count(0)

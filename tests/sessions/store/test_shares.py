@@ -49,6 +49,15 @@ async def test_a_link_does_not_show_what_a_model_thought(chat: Chat) -> None:
     assert only["content"] == [{"type": "text", "text": "Yes."}]
 
 
+async def test_a_link_does_not_show_what_the_model_was_instructed_with(chat: Chat) -> None:
+    begun = await chat.begin("w")
+    system = Message("m", None, "system", "secret", "completed", 1)
+    told = [system, replace(system, role="developer")]
+    messages = [*told, chat.messages[begun.response_id]]
+    share = await chat.store.shares.create("alice", chat.session_id, "Title", messages)
+    assert [each["role"] for each in shown(share)] == ["assistant"]
+
+
 async def test_later_messages_are_not_shown_until_it_is_shared_again(chat: Chat) -> None:
     share_id = await shared(chat)
     begun = await chat.begin("secret")
