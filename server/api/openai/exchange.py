@@ -6,7 +6,7 @@ A route brings what its body is (`SamplingFields` and more) and its words for wh
 
 import re
 from collections.abc import Callable, Iterator
-from contextlib import AsyncExitStack, aclosing
+from contextlib import AsyncExitStack
 from typing import Any, Generic, Protocol, TypeVar
 
 import orjson
@@ -133,14 +133,16 @@ class Exchange(Generic[RequestT]):
         """Make the answer. Raises `ApiError`."""
         model = self._models.chosen(request.model)
         words = self._words(answer, request, "" if model is None else model.fingerprint)
-        async with aclosing(answer.events()) as events:
-            async for heard in events:
-                self._check(heard, request)
-                if not request.stream:
-                    words.take(heard)
-                    continue
-                for chunk in words.chunks(heard):
-                    reply.put(encode_event(chunk))
+
+        def hear(heard: Heard) -> None:
+            self._check(heard, request)
+            if not request.stream:
+                words.take(heard)
+                return
+            for chunk in words.chunks(heard):
+                reply.put(encode_event(chunk))
+
+        await answer.tell(hear)
         if not request.stream:
             reply.put(orjson.dumps(words.whole()))
             return

@@ -15,11 +15,12 @@ from server.api.openai.streams import (
 )
 from server.commands.stateless.reply import Reading
 from server.protocol.errors import ApiError
+from server.runs.producer import FLUSH_SECONDS
 
 
 class ReplyStream(Response):
-    """Sends events as they come, the first of which is here. `leave` is called once, at the end,
-    whoever has ended it.
+    """Sends events as they come, the first of which is here, and those of 25 ms at a time, as the
+    websocket does. `leave` is called once, at the end, whoever has ended it.
     """
 
     media_type = "text/event-stream"
@@ -49,18 +50,19 @@ class ReplyStream(Response):
         try:
             event = self._first
             while event:
+                free_at = asyncio.get_running_loop().time() + FLUSH_SECONDS
                 await send({"type": "http.response.body", "body": event, "more_body": True})
-                event = await self._next()
+                event = await self._next(free_at)
         except ApiError as error:
             event = encode_event({"error": error.body()})
             await send({"type": "http.response.body", "body": event, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
-    async def _next(self) -> bytes:
+    async def _next(self, free_at: float) -> bytes:
         """Nothing after the last."""
         try:
             async with asyncio.timeout(HEARTBEAT_SECONDS):
-                return await self._reading.next()
+                return await self._reading.next(free_at)
         except TimeoutError:
             return HEARTBEAT
 

@@ -1,7 +1,7 @@
 """`StatelessAnswer`: what a question is answered, which may be several answers side by side."""
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 
 from server.commands.stateless.asked import Ended, Heard
 from server.commands.stateless.choice import Choice, Work
@@ -12,16 +12,18 @@ AT_ONCE = 16  # of one call: the engine's queue is there for others, too
 
 
 class StatelessAnswer:
-    """`events` are read once, to the end or until they are closed: that ends the generation."""
+    """`events` are read once, to the end or until they are closed: that ends the generation. `tell`
+    in their place spares a task's turn for each of them.
+    """
 
     def __init__(self, response_id: str, work: Work, budget: Budget | None = None) -> None:
         self.id = response_id
         self.budget = budget  # what was left of the user's tokens before; None: not counted
         self._work = work
         self._room = asyncio.Semaphore(AT_ONCE)
-        self._heard: asyncio.Queue[Heard] = asyncio.Queue()
+        self._hear: Callable[[Heard], None] = lambda _: None  # until `tell`
         self._choices = [
-            Choice(number, f"{response_id}-{number}", work, self._heard.put_nowait)
+            Choice(number, f"{response_id}-{number}", work, self._said)
             for number in range(len(work.params))
         ]
 
@@ -51,20 +53,51 @@ class StatelessAnswer:
     def end(self, problem: str) -> None:
         """Whoever reads hears that nothing more comes, and why."""
         for number in range(len(self._choices)):
-            self._heard.put_nowait(Ended(number, "error", problem=problem))
+            self._hear(Ended(number, "error", problem=problem))
 
     async def events(self) -> AsyncGenerator[Heard, None]:
         """What is said, in the order in which it comes, until each answer has ended."""
-        running = {number: start(self._run(number)) for number in range(len(self._choices))}
+        said: asyncio.Queue[Heard] = asyncio.Queue()
+        telling, num_open = start(self.tell(said.put_nowait)), len(self._choices)
         try:
-            while running:
-                heard = await self._heard.get()
-                if heard.choice in running:
-                    if isinstance(heard, Ended):
-                        await self._leave(running.pop(heard.choice), heard.choice)
-                    yield heard
+            while num_open:
+                heard = await said.get()
+                num_open -= isinstance(heard, Ended)
+                yield heard
         finally:
-            for number, task in running.items():
+            if num_open:
+                telling.cancel()
+            await asyncio.gather(telling, return_exceptions=True)
+
+    async def tell(self, hear: Callable[[Heard], None]) -> None:
+        """Call `hear` with what is said, in the turn in which it comes, until each has ended.
+
+        Raises what that raises, and nothing is said then any more.
+        """
+        open_choices, over = set(range(len(self._choices))), asyncio.Event()
+        problem: Exception | None = None
+
+        def take(heard: Heard) -> None:
+            nonlocal problem
+            if over.is_set() or heard.choice not in open_choices:
+                return
+            if isinstance(heard, Ended):
+                open_choices.remove(heard.choice)
+            try:
+                hear(heard)
+            except Exception as error:  # the engine, which calls this, has no part in it
+                problem = error
+            if problem is not None or not open_choices:
+                over.set()
+
+        self._hear = take
+        running = [start(self._run(number)) for number in range(len(self._choices))]
+        try:
+            await over.wait()
+            if problem is not None:
+                raise problem
+        finally:
+            for number, task in enumerate(running):
                 await self._leave(task, number)
 
     async def _run(self, number: int) -> None:
@@ -73,7 +106,10 @@ class StatelessAnswer:
             async with self._room:
                 ended = await self._choices[number].produce()
         finally:
-            self._heard.put_nowait(ended)
+            self._hear(ended)
+
+    def _said(self, heard: Heard) -> None:
+        self._hear(heard)
 
     async def _leave(self, task: asyncio.Task[None], number: int) -> None:
         """Its blocks are free within a step, whoever has gone."""

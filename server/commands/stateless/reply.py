@@ -24,6 +24,7 @@ class Reply:
         self.num_bytes = 0
         self._parts: list[bytes] = []
         self._news = asyncio.Event()
+        self._pausing: set[asyncio.Future[None]] = set()
 
     def put(self, part: bytes) -> None:
         self._parts.append(part)
@@ -33,6 +34,8 @@ class Reply:
     def end(self, error: ApiError | None = None) -> None:
         self.has_ended, self.error = True, error
         self._news.set()
+        for pause in self._pausing:
+            _finish(pause)
 
     def take(self, start: int) -> tuple[bytes, int]:
         """What there is from that part on, and how many parts there are."""
@@ -46,6 +49,25 @@ class Reply:
         while len(self._parts) <= start and not self.has_ended:
             self._news.clear()  # who else waits was woken already, and looks again
             await self._news.wait()
+
+    async def pause(self, until: float) -> None:
+        """Return at that moment of the loop's clock, or when it has ended."""
+        loop = asyncio.get_running_loop()
+        if self.has_ended or until <= loop.time():
+            return
+        pause = loop.create_future()
+        timer = loop.call_at(until, _finish, pause)
+        self._pausing.add(pause)
+        try:
+            await pause
+        finally:
+            timer.cancel()
+            self._pausing.remove(pause)
+
+
+def _finish(pause: asyncio.Future[None]) -> None:
+    if not pause.done():
+        pause.set_result(None)
 
 
 class Reading:
@@ -64,9 +86,13 @@ class Reading:
         """Of the HTTP answer, once there is a part."""
         return self._reply.headers
 
-    async def next(self) -> bytes:
-        """All that has come since, as one; empty after the last. Raises `ApiError`."""
+    async def next(self, not_before: float = 0.0) -> bytes:
+        """All that has come since, as one; empty after the last. Raises `ApiError`.
+
+        It collects until that moment of the loop's clock, unless the reply ends.
+        """
         await self._reply.more(self._place)
+        await self._reply.pause(not_before)
         new, self._place = self._reply.take(self._place)
         if not new and self._reply.error is not None:
             raise self._reply.error

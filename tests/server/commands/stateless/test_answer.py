@@ -178,6 +178,20 @@ async def test_who_closes_it_ends_the_generation() -> None:
         await engine.ended[name].wait()
 
 
+async def test_who_hears_may_refuse_and_ends_the_generation() -> None:
+    engine = Speaker("one ", "two")
+    engine.held = "two"
+    said: list[Heard] = []
+
+    def hear(heard: Heard) -> None:
+        said.append(heard)
+        raise ValueError
+
+    with pytest.raises(ValueError):
+        await answer_of(engine, 2).tell(hear)
+    assert len(said) == 1 and sorted(engine.aborted) == ["resp_A-0", "resp_A-1"]
+
+
 async def test_an_answer_that_takes_too_long_is_aborted_with_what_it_has() -> None:
     engine = Speaker("one ", "two")
     engine.held = "two"

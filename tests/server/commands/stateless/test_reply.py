@@ -26,6 +26,24 @@ async def test_what_has_come_since_is_read_as_one() -> None:
     assert await reading_of(reply).next() == b"one two three"
 
 
+async def test_what_comes_until_a_moment_is_collected_unless_it_is_the_end() -> None:
+    reply, loop = Reply("a"), asyncio.get_running_loop()
+    reading = reading_of(reply)
+    reply.put(b"one ")
+    collected = asyncio.ensure_future(reading.next(loop.time() + 0.01))
+    await asyncio.sleep(0)
+    reply.put(b"two ")
+    assert await collected == b"one two "
+    last = asyncio.ensure_future(reading.next(loop.time() + 3600))
+    await asyncio.sleep(0)
+    reply.put(b"three")
+    await asyncio.sleep(0)
+    assert not last.done()
+    reply.end()
+    assert await last == b"three"
+    assert await reading.next(loop.time() + 3600) == b""
+
+
 async def test_an_error_comes_after_all_that_was_said() -> None:
     reply = Reply("a")
     reply.put(b"one")
