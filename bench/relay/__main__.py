@@ -6,7 +6,8 @@ it could first have been sent: when its first token left the core, or 25 ms afte
 delta, which is how long the server collects text on purpose.
 
 A second part counts the calls to Redis that the workers send for each token, at two rates. A third
-says what a token costs a worker.
+says what a token costs a worker, a fourth compares OpenAI's door with the websocket; `--doors` is
+that one alone.
 """
 
 import argparse
@@ -23,6 +24,7 @@ import uvloop
 from bench.harness.report import Figure, latencies, report
 from bench.harness.servers import running_server, user_tokens
 from bench.harness.socket_client import BenchSocket
+from bench.relay.doors import doors
 from bench.relay.token_cost import token_cost
 from server.runs.producer import FLUSH_SECONDS
 from tests.end_to_end.site.harness import Server
@@ -35,6 +37,7 @@ MAX_CALLS_PER_TOKEN = 0.25
 MAX_CALLS_PER_SECOND = 40.0
 FAST, SLOW = 160.0, 40.0  # tokens/s of a stream
 TOKEN_COST_RATE = 30.0
+DOOR_RATES = (30.0, 100.0)
 NUM_COUNTED_STREAMS = 32  # enough that what a worker asks for itself weighs little
 
 
@@ -51,15 +54,25 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=100, help="length of each answer")
     parser.add_argument("--workers", type=int, default=1, help="web processes")
     parser.add_argument("--record", action="store_true", help="record the schedule anew, and end")
+    parser.add_argument("--doors", action="store_true", help="compare two doors, and end")
     arguments = parser.parse_args()
     if arguments.record:
         record(arguments.seats)
+        return
+    if arguments.doors:
+        report("doors", compare_doors())
         return
     figures = relay(arguments.streams, arguments.seats, arguments.tokens, arguments.workers)
     for rate in (FAST, SLOW):
         figures += redis_calls(rate)
     figures += token_cost(TOKEN_COST_RATE, ReplayServer)
+    figures += compare_doors()
     report("relay", figures)
+
+
+def compare_doors() -> list[Figure]:
+    """With a step for each chunk, and with several."""
+    return [figure for rate in DOOR_RATES for figure in doors(rate, ReplayServer)]
 
 
 def relay(num_streams: int, seats: int, num_tokens: int, num_workers: int) -> list[Figure]:
