@@ -147,7 +147,7 @@ class EngineTokenizer(Protocol):
         """The ids of a text."""
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """The text of ids."""
+        """The text of ids. Raises `ValidationError` for numbers that are none."""
 
     async def apply_chat_template_async(
         self,

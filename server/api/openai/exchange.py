@@ -117,7 +117,8 @@ class Exchange(Generic[RequestT]):
             return whole(first, reading)
 
     def _try(self, call: Call, data: bytes) -> Try:
-        key, number = call.header("Idempotency-Key"), call.header("X-Stainless-Retry-Count")
+        key = call.header("Idempotency-Key")
+        number = call.request.headers.get("x-stainless-retry-count")
         if key is not None and not re.fullmatch(OPTIONAL_KEY.pattern or "", key):
             raise invalid_field("Idempotency-Key", "1 to 128 characters of [A-Za-z0-9_-]")
         credential = call.user.credential

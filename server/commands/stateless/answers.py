@@ -207,7 +207,10 @@ def _echoes(engine: EngineClient, asked: Asked) -> list[str]:
     if not asked.is_echoed:
         return []
     decode = engine.get_tokenizer().decode
-    return [each if isinstance(each, str) else decode(each) for each in asked.prompts]
+    try:
+        return [each if isinstance(each, str) else decode(each) for each in asked.prompts]
+    except ValidationError as error:
+        raise invalid_field("prompt", "these are no token ids") from error
 
 
 def _tokens(

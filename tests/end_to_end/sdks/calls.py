@@ -277,6 +277,17 @@ def a_text_is_echoed():
     assert texts == ["t00001 " + THREE, "t00004 t00005 t00006 t00007 "]
 
 
+def numbers_that_are_no_token_ids():
+    for more in ({}, {"echo": True}, {"echo": True, "logprobs": 1}):
+        for number in (-1, 2**31, 2**40):
+            try:
+                go_on(prompt=[1, number], **more)
+            except openai.BadRequestError as error:
+                assert error.param == "prompt", (number, error.param)
+            else:
+                raise AssertionError(f"{number} was not refused")
+
+
 def a_text_is_only_echoed():
     answer = go_on(prompt="t00001 t00002 ", echo=True, logprobs=1, max_tokens=0)
     logprobs = answer.choices[0].logprobs
