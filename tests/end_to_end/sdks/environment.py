@@ -21,6 +21,7 @@ from server.bootstrap import torch_requirement
 from tests.helpers.patience import PATIENCE
 from tests.helpers.root import ROOT
 
+SCRIPTS = Path(__file__).parent / "scripts"  # what runs there
 FOLDER = ROOT / "build" / "sdks"  # of OpenAI's own, for `make test`
 OTHERS = ROOT / "build" / "clients"  # of others', which are larger
 OPENAI_PYTHON = "openai==3.57.0"
@@ -99,22 +100,19 @@ def calls_in(script: Path) -> list[str]:
     ]
 
 
+def running(python: Path, *scripts: Path) -> list[str]:
+    """The command of all calls of these scripts."""
+    return [str(python), str(SCRIPTS / "run.py"), *map(str, scripts)]
+
+
 def run_calls(
-    python: Path, script: Path, url: str, token: str, environment: Mapping[str, str] | None = None
-) -> dict[str, str]:
-    """What has become of each call of a script: "" if all is well."""
-    run = Path(__file__).with_name("run.py")
-    return lines_of([str(python), str(run), str(script)], url, token, environment=environment)
-
-
-def lines_of(
     command: list[str],
     url: str,
     token: str,
     folder: Path | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> dict[str, str]:
-    """The same of a program that makes calls itself, and says so in lines of JSON."""
+    """What has become of each call that a program makes: "" if all is well."""
     done = subprocess.run(
         [*command, f"{url}/v1", token],
         cwd=folder,

@@ -2,20 +2,19 @@
 
 import re
 from functools import cache
-from pathlib import Path
 
 import pytest
 
-from tests.end_to_end.sdks.environment import OPENAI_NODE, lines_of, node_with
+from tests.end_to_end.sdks.environment import OPENAI_NODE, SCRIPTS, node_with, run_calls
 from tests.end_to_end.site.harness import Server
 
-CALLS = Path(__file__).parent / "calls.mjs"
+CALLS = SCRIPTS / "calls.mjs"
 NAMES = re.findall(r"^  async (\w+)\(\) {$", CALLS.read_text(), re.MULTILINE)
 
 
 @cache
 def problems(url: str, token: str) -> dict[str, str]:
-    return lines_of(["node", str(CALLS)], url, token, folder=node_with(OPENAI_NODE))
+    return run_calls(["node", str(CALLS)], url, token, folder=node_with(OPENAI_NODE))
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -8,7 +8,7 @@ from langchain_core.messages import HumanMessage, SystemMessage
 from langchain_core.prompts import ChatPromptTemplate
 from langchain_openai import ChatOpenAI, OpenAI, OpenAIEmbeddings
 
-URL, TOKEN = sys.argv[1:3]
+URL, TOKEN = sys.argv[-2:]
 THREE = "t00002 t00003 t00004 "
 HERE = {"base_url": URL, "api_key": TOKEN, "max_retries": 0}
 CHAT = {"model": "counting", "max_tokens": 3, "temperature": 0, **HERE}

@@ -4,7 +4,7 @@ import sys
 
 import litellm
 
-URL, TOKEN = sys.argv[1:3]
+URL, TOKEN = sys.argv[-2:]
 ASK = [{"role": "user", "content": "t00001 "}]
 THREE = "t00002 t00003 t00004 "
 HERE = {"api_base": URL, "api_key": TOKEN, "num_retries": 0}

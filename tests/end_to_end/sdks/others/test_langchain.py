@@ -5,7 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.end_to_end.sdks.environment import LANGCHAIN, OTHERS, calls_in, python_with, run_calls
+from tests.end_to_end.sdks.environment import (
+    LANGCHAIN,
+    OTHERS,
+    calls_in,
+    python_with,
+    run_calls,
+    running,
+)
 from tests.end_to_end.site.harness import Server
 
 CALLS = Path(__file__).with_name("langchain_calls.py")
@@ -15,7 +22,7 @@ pytestmark = pytest.mark.slow
 
 @cache
 def problems(url: str, token: str) -> dict[str, str]:
-    return run_calls(python_with(LANGCHAIN, among=OTHERS), CALLS, url, token)
+    return run_calls(running(python_with(LANGCHAIN, among=OTHERS), CALLS), url, token)
 
 
 @pytest.mark.parametrize("name", calls_in(CALLS))

@@ -5,7 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.end_to_end.sdks.environment import LITELLM, OTHERS, calls_in, python_with, run_calls
+from tests.end_to_end.sdks.environment import (
+    LITELLM,
+    OTHERS,
+    calls_in,
+    python_with,
+    run_calls,
+    running,
+)
 from tests.end_to_end.sdks.others.offline import OFFLINE
 from tests.end_to_end.site.harness import Server
 
@@ -16,7 +23,8 @@ pytestmark = pytest.mark.slow
 
 @cache
 def problems(url: str, token: str) -> dict[str, str]:
-    return run_calls(python_with(LITELLM, among=OTHERS), CALLS, url, token, OFFLINE)
+    command = running(python_with(LITELLM, among=OTHERS), CALLS)
+    return run_calls(command, url, token, environment=OFFLINE)
 
 
 @pytest.mark.parametrize("name", calls_in(CALLS))

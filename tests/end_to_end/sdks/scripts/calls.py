@@ -111,13 +111,6 @@ def a_stream_by_its_helper():
     assert "content.delta" in kinds and final.choices[0].message.content == THREE
 
 
-def a_stream_that_is_closed():
-    chunks = stream(max_tokens=200)
-    next(chunks)
-    chunks.close()
-    assert ask().choices[0].message.content == THREE
-
-
 def a_raw_answer_with_its_headers():
     raw = client.chat.completions.with_raw_response.create(
         model=MODEL, messages=ASK, max_tokens=3, temperature=0

@@ -10,7 +10,7 @@ from openai import AsyncOpenAI, OpenAI
 ASK = [{"role": "user", "content": "t00001 "}]
 THREE = "t00002 t00003 t00004 "
 
-URL, TOKEN = sys.argv[1:3]
+URL, TOKEN = sys.argv[-2:]
 client = OpenAI(base_url=URL, api_key=TOKEN, max_retries=0)
 later = AsyncOpenAI(base_url=URL, api_key=TOKEN, max_retries=0)
 MODEL = client.models.list().data[0].id

@@ -1,8 +1,8 @@
-"""Runs the calls of a script, in the environment of the client that it calls.
+"""Runs the calls of scripts, in the environment of the client that they call.
 
-    python run.py SCRIPT BASE_URL TOKEN
+    python run.py SCRIPT... BASE_URL TOKEN
 
-Each function that the script defines is a call; a line of JSON says how it has gone.
+Each function that a script defines is a call; a line of JSON says how it has gone.
 """
 
 import asyncio
@@ -41,5 +41,4 @@ async def run_all(calls: list[Callable[[], object]]) -> None:
 
 
 if __name__ == "__main__":
-    script = Path(sys.argv.pop(1))
-    asyncio.run(run_all(calls_of(script)))
+    asyncio.run(run_all([call for script in sys.argv[1:-2] for call in calls_of(Path(script))]))
