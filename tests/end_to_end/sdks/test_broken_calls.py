@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.end_to_end.sdks.environment import OPENAI_PYTHON, lines_of, python_with
+from tests.end_to_end.sdks.environment import OPENAI_PYTHON, SCRIPTS, python_with, run_calls
 from tests.end_to_end.site.fault_proxy import FaultProxy
 from tests.end_to_end.site.harness import Server
 from tests.helpers.patience import PATIENCE
 from tests.helpers.tiny_model import oracle_answer
 
 COUNT = 100
-CALLS = Path(__file__).parent / "broken_calls.py"
+CALLS = SCRIPTS / "broken_calls.py"
 
 
 @pytest.mark.slow
@@ -33,7 +33,7 @@ def test_a_hundred_calls_that_break_before_their_first_byte_are_a_hundred_genera
         server.start()
         address = server.url.removeprefix("http://")
         with FaultProxy(address) as proxy, ThreadPoolExecutor() as pool:
-            calling = pool.submit(lines_of, command, f"http://{proxy.address}", server.token)
+            calling = pool.submit(run_calls, command, f"http://{proxy.address}", server.token)
             await_requests(server, COUNT)
             proxy.command("rst")
             answers = calling.result(PATIENCE)

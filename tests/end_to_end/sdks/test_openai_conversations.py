@@ -1,15 +1,27 @@
-"""Conversations by OpenAI's own Python client: each call does what its users expect."""
+"""Conversations by OpenAI's own client: each call does what its users expect."""
 
-from pathlib import Path
+from functools import cache
 
-from tests.end_to_end.sdks.environment import OPENAI_PYTHON, lines_of, python_with
+import pytest
+
+from tests.end_to_end.sdks.environment import (
+    OPENAI_PYTHON,
+    SCRIPTS,
+    calls_in,
+    python_with,
+    run_calls,
+    running,
+)
 from tests.end_to_end.site.harness import Server
 
-CALLS = Path(__file__).parent / "conversation_calls.py"
+CALLS = SCRIPTS / "conversation_calls.py"
 
 
-def test_each_call_does_what_its_users_expect(counting_server: Server) -> None:
-    command = [str(python_with(OPENAI_PYTHON)), str(CALLS)]
-    problems = lines_of(command, counting_server.url, counting_server.token)
-    assert len(problems) == 8
-    assert {name: text for name, text in problems.items() if text} == {}
+@cache
+def problems(url: str, token: str) -> dict[str, str]:
+    return run_calls(running(python_with(OPENAI_PYTHON), CALLS), url, token)
+
+
+@pytest.mark.parametrize("name", calls_in(CALLS))
+def test_a_call_does_what_its_users_expect(counting_server: Server, name: str) -> None:
+    assert problems(counting_server.url, counting_server.token)[name] == ""

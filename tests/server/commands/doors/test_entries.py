@@ -28,7 +28,7 @@ class House:
         body = {"input": oracle_word(1), "settings": {"max_output_tokens": num_tokens}}
         path = f"/v1/sessions/{session.id}/responses"
         more = {"idempotency-key": "k"}
-        answer = await Http(self.workers[0], "POST", path, body=body, more_headers=more).body()
+        answer = await Http(self.workers[0], "POST", path, body=body, headers=more).body()
         return str(answer["id"])
 
     def reading(self, response_id: str, worker: int, uid: str = "local") -> StoredEntries:

@@ -51,7 +51,19 @@ def test_bytes_are_read_like_text_and_whole_fractions_like_integers() -> None:
 def mutated(chance: random.Random, value: Any) -> Any:
     """The same with something else somewhere."""
     if chance.random() < 0.2:
-        odd: list[Any] = [None, True, -1, 1e300, "", "x" * 200, [], {}, [[]], {"type": "message"}, "\x00é😀"]
+        odd: list[Any] = [
+            None,
+            True,
+            -1,
+            1e300,
+            "",
+            "x" * 200,
+            [],
+            {},
+            [[]],
+            {"type": "message"},
+            "\x00é😀",
+        ]
         return chance.choice(odd)
     if isinstance(value, dict):
         kept = {k: mutated(chance, v) for k, v in value.items() if chance.random() < 0.95}

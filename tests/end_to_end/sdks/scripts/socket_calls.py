@@ -1,18 +1,13 @@
 """The Responses over the websocket of OpenAI's Python client. Runs as `calls.py` does."""
 
-import asyncio
-import inspect
-import json
-import traceback
-
-from calls import MODEL, THREE, TOKEN, URL, client, later
+from asking import MODEL, THREE, TOKEN, URL, client, later
 from openai import OpenAI
 
 ASK = {"model": MODEL, "input": "t00001 ", "max_output_tokens": 3, "temperature": 0}
 LONG = 4000  # tokens: time enough to say something
 
 
-def until(events, kind, lane=None):
+def _until(events, kind, lane=None):
     """What is told in that lane up to an event of that type."""
     found = []
     for event in events:
@@ -23,15 +18,15 @@ def until(events, kind, lane=None):
     raise AssertionError(f"no {kind} but {[event.type for event in found]}")
 
 
-def told(events):
+def _told(events):
     return "".join(e.delta for e in events if e.type == "response.output_text.delta")
 
 
 def an_answer_over_a_websocket():
     with client.responses.connect() as connection:
         connection.response.create(**ASK)
-        events = until(connection, "response.incomplete")
-    assert told(events) == THREE
+        events = _until(connection, "response.incomplete")
+    assert _told(events) == THREE
     assert [event.sequence_number for event in events] == list(range(len(events)))
     assert client.responses.retrieve(events[-1].response.id) == events[-1].response
 
@@ -39,42 +34,42 @@ def an_answer_over_a_websocket():
 def two_lanes_and_what_follows_in_one():
     with client.responses.connect() as connection:
         connection.response.create(**ASK, stream_id="a")
-        first = until(connection, "response.incomplete", "a")[-1].response
+        first = _until(connection, "response.incomplete", "a")[-1].response
         more = {**ASK, "input": "t00007 ", "previous_response_id": first.id}
         connection.response.create(**more, stream_id="b")
-        events = until(connection, "response.incomplete", "b")
-    assert told(events) == "t00008 t00009 t00010 "
+        events = _until(connection, "response.incomplete", "b")
+    assert _told(events) == "t00008 t00009 t00010 "
     assert events[-1].response.previous_response_id == first.id
 
 
 def what_is_refused_leaves_the_connection_open():
     with client.responses.connect() as connection:
         connection.response.create(**{**ASK, "model": "nobody"}, stream_id="a")
-        (error,) = until(connection, "error", "a")
+        (error,) = _until(connection, "error", "a")
         assert (error.status, error.error.code, error.error.param) == (
             404,
             "model_not_found",
             "model",
         )
         connection.response.create(**ASK, stream_id="a")
-        assert told(until(connection, "response.incomplete", "a")) == THREE
+        assert _told(_until(connection, "response.incomplete", "a")) == THREE
 
 
 def an_answer_is_steered():
     with client.responses.connect() as connection:
         connection.response.create(**{**ASK, "max_output_tokens": LONG}, stream_id="a")
-        first = until(connection, "response.created", "a")[-1].response.id
+        first = _until(connection, "response.created", "a")[-1].response.id
         connection.response.steer(input="t00020 ", previous_response_id=first)
-        events = until(connection, "response.incomplete", "a")
+        events = _until(connection, "response.incomplete", "a")
         assert events[-1].response.incomplete_details.reason == "steered"
         (accepted,) = [event for event in events if event.type == "response.steer.accepted"]
         assert accepted.steer.previous_response_id == first
-        following = until(connection, "response.created", "a")[-1].response
+        following = _until(connection, "response.created", "a")[-1].response
         assert following.previous_response_id == first
         connection.send({"type": "response.cancel", "response_id": following.id})
-        ended = until(connection, "response.incomplete", "a")
+        ended = _until(connection, "response.incomplete", "a")
         assert ended[-1].response.status == "cancelled"
-        assert told(ended)[:7] in ("", "t00021 ")
+        assert _told(ended)[:7] in ("", "t00021 ")
 
 
 def a_key_that_nobody_has():
@@ -96,27 +91,3 @@ async def an_answer_that_is_awaited():
             if event.type == "response.incomplete":
                 break
     assert text == THREE
-
-
-def main():
-    own = globals().values()
-    calls = [call for call in own if inspect.isfunction(call) and call.__module__ == __name__]
-
-    async def run_all():
-        for call in calls:
-            if call in (until, told, main):
-                continue
-            problem = ""
-            try:
-                outcome = call()
-                if inspect.isawaitable(outcome):
-                    await outcome
-            except Exception:
-                problem = traceback.format_exc()
-            print(json.dumps({"name": call.__name__, "problem": problem}), flush=True)
-
-    asyncio.run(run_all())
-
-
-if __name__ == "__main__":
-    main()

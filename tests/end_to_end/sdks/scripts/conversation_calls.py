@@ -1,22 +1,12 @@
-"""Conversations by OpenAI's Python client, as its users write them. Runs in its environment.
-
-    python conversation_calls.py BASE_URL TOKEN
-
-Each function is a call and what must come of it; a line of JSON says how each has gone.
+"""Conversations by OpenAI's Python client, as its users write them: each function is a call and
+what must come of it. Run by `run.py`, in the client's environment.
 """
 
 import asyncio
-import inspect
-import json
-import sys
-import traceback
 
 import openai
-from openai import AsyncOpenAI, OpenAI
+from asking import client, later
 
-URL, TOKEN = sys.argv[1:3]
-client = OpenAI(base_url=URL, api_key=TOKEN, max_retries=0)
-later = AsyncOpenAI(base_url=URL, api_key=TOKEN, max_retries=0)
 HELLO = {"role": "user", "content": "Hello"}
 CALL = {"type": "function_call", "call_id": "c1", "name": "weather", "arguments": "{}"}
 OUTPUT = {"type": "function_call_output", "call_id": "c1", "output": "rain"}
@@ -109,27 +99,3 @@ async def four_who_add_at_once():
     added = {page.first_id for page in await asyncio.gather(*adding)}
     listed = [item.id async for item in later.conversations.items.list(conversation)]
     assert set(listed) == added and len(added) == 4
-
-
-def main():
-    own = globals().values()
-    calls = [call for call in own if inspect.isfunction(call) and call.__module__ == __name__]
-
-    async def run_all():
-        for call in calls:
-            if call is main:
-                continue
-            problem = ""
-            try:
-                outcome = call()
-                if inspect.isawaitable(outcome):
-                    await outcome
-            except Exception:
-                problem = traceback.format_exc()
-            print(json.dumps({"name": call.__name__, "problem": problem}), flush=True)
-
-    asyncio.run(run_all())
-
-
-if __name__ == "__main__":
-    main()
