@@ -141,6 +141,20 @@ def strict_problems(objects: Iterable[tuple[str, Any]]) -> str:
     return done.stdout
 
 
+def request_fields(*types: str) -> dict[str, list[str]]:
+    """Which fields OpenAI's types for requests have; of a union, the `type`s of what it holds."""
+    done = subprocess.run(
+        [str(python_with(OPENAI_PYTHON)), str(Path(__file__).with_name("fields.py")), *types],
+        env=clean_environment(),
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+    )
+    assert done.returncode == 0, done.stderr
+    found: dict[str, list[str]] = json.loads(done.stdout)
+    return found
+
+
 def clean_environment(more: Mapping[str, str] | None = None) -> dict[str, str]:
     """Nothing of ours: no settings, no keys, no path to our modules."""
     kept = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
