@@ -46,13 +46,14 @@ LISTED = {
     "completions": {
         "blocking": """
             a_text_goes_on token_ids_go_on a_text_goes_on_in_several_ways a_text_with_logprobs
-            a_text_is_short_unless_it_is_to_be_long
+            a_text_is_short_unless_it_is_to_be_long several_texts_go_on
+            token_ids_of_several_texts_go_on a_text_is_echoed a_text_is_only_echoed
         """,
         "async": "a_text_goes_on_later",
         "streamed": "a_text_goes_on_in_a_stream",
         "cancelled": "a_text_stream_that_is_closed a_text_whose_task_is_cancelled",
         "wrong": """
-            a_text_between_two_others an_empty_prompt a_text_of_a_model_that_nobody_serves_later
+            a_text_between_two_others numbers_that_are_no_token_ids an_empty_prompt a_text_of_a_model_that_nobody_serves_later
         """,
     },
     "embeddings": {
