@@ -169,13 +169,16 @@ class Messages:
     async def replace(self, uid: str, session_id: str, message: Message, version: str) -> None:
         """Write a message anew; it stays where it is. `version` is that of `with_version`.
 
-        What was kept of the tokens of its old text goes. Raises `SessionNotFound`,
-        `MessageNotFound`, `MessageChanged`.
+        What was kept of its old text goes: tokens, and the log of the response that has written it.
+        Raises `SessionNotFound`, `MessageNotFound`, `MessageChanged`, `ResponseInProgress`.
         """
         check_session_id(session_id)
+        run_keys: list[str] = []
+        if message.response_id is not None:
+            run_keys = self._context.run_keys(session_id, message.response_id)
         reply = await self._client.script(
             "replace_message",
-            self._context.session_keys(session_id, "m", "log", "msg", "ids"),
+            [*self._context.session_keys(session_id, "m", "log", "msg", "ids"), *run_keys],
             channel=self._keys.session_channel(session_id),
             uid=uid,
             call_id=secrets.token_urlsafe(6),
@@ -187,6 +190,8 @@ class Messages:
         )
         if reply[0] == b"changed":
             raise MessageChanged
+        if reply[0] == b"busy":
+            raise ResponseInProgress(message.response_id or "")
         if reply[0] == b"message_not_found":
             raise MessageNotFound
         if reply[0] != b"ok":

@@ -12,6 +12,7 @@ from sessions.model.errors import (
     MessageNotFound,
     QuotaExceeded,
     ResponseInProgress,
+    ResponseNotFound,
     SessionNotFound,
 )
 from sessions.model.ids import new_message_id
@@ -201,3 +202,26 @@ async def test_a_message_is_written_anew_where_it_stands(chat: Chat) -> None:
     with pytest.raises(MessageNotFound):
         unknown = replace(message, id=new_message_id())
         await store.messages.replace("alice", session_id, unknown, version)
+
+
+async def test_the_log_of_an_answer_goes_with_its_words_and_not_before_it_has_ended(
+    chat: Chat,
+) -> None:
+    store, session_id = chat.store, chat.session_id
+    begun = await chat.begin("q")
+    answer = chat.messages[begun.response_id].id
+
+    async def empty() -> None:
+        message, version = await store.messages.with_version("alice", session_id, answer)
+        await store.messages.replace("alice", session_id, replace(message, text=""), version)
+
+    with pytest.raises(ResponseInProgress):
+        await empty()
+    await chat.append(begun.response_id, 2, "secret")
+    await chat.finish(begun.response_id, 3)
+    assert await store.runs.events(begun.response_id)
+    await empty()
+    assert await store.runs.events(begun.response_id) == []
+    with pytest.raises(ResponseNotFound):
+        await store.runs.get("alice", begun.response_id)
+    await chat.begin("and?")

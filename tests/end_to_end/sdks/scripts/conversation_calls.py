@@ -10,6 +10,9 @@ from asking import client, later
 HELLO = {"role": "user", "content": "Hello"}
 CALL = {"type": "function_call", "call_id": "c1", "name": "weather", "arguments": "{}"}
 OUTPUT = {"type": "function_call_output", "call_id": "c1", "output": "rain"}
+MODEL = client.models.list().data[0].id
+COUNT = {"role": "user", "content": "t00001 "}
+THREE = "t00002 t00003 t00004 "
 
 
 def a_conversation_from_its_beginning_to_its_end():
@@ -75,6 +78,28 @@ def an_item_is_deleted():
     assert after.id == conversation
     (left,) = client.conversations.items.list(conversation)
     assert left.id != newest
+
+
+def a_response_in_a_conversation_is_its_newest_item():
+    conversation = client.conversations.create(items=[HELLO])
+    asked = {"model": MODEL, "max_output_tokens": 3, "temperature": 0}
+    answer = client.responses.create(conversation=conversation.id, input=[COUNT], **asked)
+    assert answer.output_text == THREE
+    items = client.conversations.items
+    newest, question, hello = items.list(conversation.id).data
+    assert newest.id == answer.output[0].id
+    assert newest.content[0].text == answer.output_text
+    assert question.content[0].text == COUNT["content"] and hello.content[0].text == "Hello"
+    assert items.retrieve(newest.id, conversation_id=conversation.id) == newest
+    after = client.responses.create(conversation=conversation.id, input="t00007 ", **asked)
+    assert after.conversation.id == conversation.id
+    items.delete(newest.id, conversation_id=conversation.id)
+    left = [item.id for item in items.list(conversation.id, order="asc")]
+    assert left[:2] == [hello.id, question.id] and left[-1] == after.output[0].id
+    assert newest.id not in left and len(left) == 4
+    assert client.responses.retrieve(answer.id).output_text == ""
+    told = list(client.responses.retrieve(answer.id, stream=True))
+    assert told[-1].response.output_text == "" and THREE not in str(told)
 
 
 def an_image_is_refused_by_its_place():

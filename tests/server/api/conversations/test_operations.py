@@ -11,7 +11,13 @@ from tests.helpers.patience import PATIENCE
 from tests.helpers.redis_server import fresh_prefix
 from tests.helpers.tiny_model import oracle_answer, oracle_word
 from tests.server.api.conversations.house import GOOD, HELLO, PATH, House, session_of, text_of
-from tests.server.helpers.in_process import Dice, LocalClient, ScriptedEngine, running_worker
+from tests.server.helpers.in_process import (
+    Dice,
+    LocalClient,
+    ScriptedEngine,
+    running_worker,
+    running_workers,
+)
 
 UNKNOWN = "conv_" + "A" * 22
 CALL = {"type": "function_call", "call_id": "c1", "name": "weather", "arguments": "{}"}
@@ -141,6 +147,21 @@ async def test_added_items_come_behind_the_head_and_are_told_to_viewers(house: H
         assert "metadata" not in frame["session"]
     page = await house.page(conversation, "order=asc")
     assert [item["role"] for item in page["data"]] == ["user", "user"]
+
+
+async def test_who_watches_at_another_worker_sees_them_too(redis_server: EmbeddedRedis) -> None:
+    dice = Dice(5)
+    engine, prefix = ScriptedEngine(dice), fresh_prefix()
+    async with running_workers(redis_server.url, prefix, engine, dice, 2) as (here, there):
+        house = House(here, engine)
+        conversation = await house.made(HELLO)
+        async with LocalClient(there, History(lambda: None)) as viewer:
+            await viewer.reply("session.subscribe", session_id=session_of(conversation))
+            (added,) = await house.added(conversation, GOOD)
+            frame = await viewer.next("message.created")
+            assert frame["message"]["id"] == added["id"]
+            await house.ask("DELETE", f"{PATH}/{conversation}/items/{added['id']}")
+            assert (await viewer.next("message.updated"))["message"]["redacted"] == ["message"]
 
 
 async def test_an_answer_knows_the_items_before_it(house: House) -> None:
