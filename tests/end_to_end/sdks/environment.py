@@ -130,7 +130,7 @@ def strict_problems(objects: Iterable[tuple[str, Any]]) -> str:
     """What OpenAI's own types say against these objects, each with the name of its type."""
     lines = [json.dumps([f"openai.types.{name}", given]) for name, given in objects]
     done = subprocess.run(
-        [str(python_with(OPENAI_PYTHON)), str(Path(__file__).with_name("strict.py"))],
+        [str(python_with(OPENAI_PYTHON)), str(SCRIPTS / "strict.py")],
         input="\n".join(lines),
         env=clean_environment(),
         capture_output=True,
@@ -144,7 +144,7 @@ def strict_problems(objects: Iterable[tuple[str, Any]]) -> str:
 def request_fields(*types: str) -> dict[str, list[str]]:
     """Which fields OpenAI's types for requests have; of a union, the `type`s of what it holds."""
     done = subprocess.run(
-        [str(python_with(OPENAI_PYTHON)), str(Path(__file__).with_name("fields.py")), *types],
+        [str(python_with(OPENAI_PYTHON)), str(SCRIPTS / "fields.py"), *types],
         env=clean_environment(),
         capture_output=True,
         text=True,

@@ -53,7 +53,8 @@ LISTED = {
         "streamed": "a_text_goes_on_in_a_stream",
         "cancelled": "a_text_stream_that_is_closed a_text_whose_task_is_cancelled",
         "wrong": """
-            a_text_between_two_others numbers_that_are_no_token_ids an_empty_prompt a_text_of_a_model_that_nobody_serves_later
+            a_text_between_two_others numbers_that_are_no_token_ids an_empty_prompt
+            a_text_of_a_model_that_nobody_serves_later
         """,
     },
     "embeddings": {
