@@ -9,6 +9,7 @@ from starlette.responses import Response
 
 from server.api.openai.streams import ClientGone, TokenStream, gone, next_of, until_gone
 from server.api.responses.answer.answer_events import AnswerEvents
+from server.api.responses.answer.error_event import error_event
 from server.api.responses.answer.response_object import Outcome
 from server.api.responses.answer.teller import AnswerEvent
 from server.api.responses.event_stream import encode
@@ -62,6 +63,8 @@ async def answer_unstored(
             leave.push_async_callback(heard.aclose)
             first = await until_gone(receive, next_of(heard))
             assert first is not None  # each answer has an end
+            if isinstance(first, Ended) and first.reason == "error":
+                raise ApiError("engine_unavailable", first.problem)  # its client tries again
             told = Telling(answer, {**request.echo(), "model": asked.model})
             begin = [*told.begin(), *told.take(first)]
             if request.stream:
@@ -135,7 +138,12 @@ async def _stream(
     told: Telling, begin: list[AnswerEvent], heard: AsyncGenerator[Heard, None]
 ) -> AsyncGenerator[bytes, None]:
     yield encode(begin)
-    async with aclosing(heard):
-        async for each in heard:
-            if new := told.take(each):
-                yield encode(new)
+    last = begin[-1].sequence_number
+    try:
+        async with aclosing(heard):
+            async for each in heard:
+                if new := told.take(each):
+                    last = new[-1].sequence_number
+                    yield encode(new)
+    except ApiError as error:
+        yield encode([error_event(error, last + 1)])

@@ -150,6 +150,8 @@ async def kill(server: Server, dice: random.Random, deaths: Counter[str]) -> Non
         victim = dice.choice(left or VICTIMS)  # each of them, however few responses there are
         if time.monotonic() - died_at.get(victim, -1e9) < rests.get(victim, 0.0):
             continue
+        if victim == "engine.core" and not await asyncio.to_thread(server.is_ready):
+            continue  # it is not up yet since the last time
         children = sorted(server.children(victim), key=lambda child: child.pid)
         if len(children) >= 1 + (victim == "server.worker"):  # one of them stays
             server.history.fault(f"kill -9 {victim}")
