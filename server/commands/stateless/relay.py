@@ -19,7 +19,7 @@ from sessions.model.errors import StoreUnavailable
 from sessions.model.events import LiveFrame, LivePayload
 from sessions.model.keys import Keys
 
-FIND_SECONDS = 1.0  # for a worker to say whether it has that call
+FIND_SECONDS = 2.0  # for a worker to say whether it has that call
 BEAT_SECONDS = 3.0
 SILENCE_SECONDS = 10.0  # then that worker is gone, or cannot be heard
 

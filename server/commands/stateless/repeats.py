@@ -40,6 +40,7 @@ class _Call:
 
     reply: Reply
     place: Place
+    credential: str
     name: str = ""  # that its repeats have; "": they cannot be told
     content: str = ""  # of one with an idempotency key
     task: asyncio.Task[None] | None = None
@@ -129,7 +130,7 @@ class Repeats:
     def _begin(self, tried: Try, make: Make) -> _Call:
         call_id = secrets.token_urlsafe(12)
         reply = Reply(call_id, is_kept=tried.key is not None)
-        call = _Call(reply, Place(self._replica, call_id))
+        call = _Call(reply, Place(self._replica, call_id), tried.credential)
         if tried.may_be_repeated:
             call.name = self._names.name(tried)
         if reply.is_kept:
@@ -145,7 +146,7 @@ class Repeats:
         try:
             with translate_store_errors():
                 if not await self._fetch(call, tried):
-                    await make(call.reply)
+                    await self._make(call, make)
             error = None
         except ApiError as refusal:
             error = refusal
@@ -155,6 +156,23 @@ class Repeats:
             if renewing is not None:
                 renewing.cancel()
             self._end(call, error)
+
+    async def _make(self, call: _Call, make: Make) -> None:
+        """Where a user has as many answers as they may, one that nobody reads makes room."""
+        while True:
+            try:
+                return await make(call.reply)
+            except ApiError as refusal:
+                if refusal.code != "rate_limited" or not await self._make_room(call.credential):
+                    raise
+
+    async def _make_room(self, credential: str) -> bool:
+        for call in self._left:
+            if call.credential == credential and call.task is not None and not call.task.done():
+                self._drop(call)
+                await asyncio.wait([call.task])
+                return True
+        return False
 
     async def _fetch(self, call: _Call, tried: Try) -> bool:
         """Put the answer of another worker into the reply, if one has it."""

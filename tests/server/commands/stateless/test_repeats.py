@@ -10,7 +10,7 @@ import pytest
 
 from server.commands.stateless import repeats as module
 from server.commands.stateless.relay import Relay
-from server.commands.stateless.repeats import Repeats
+from server.commands.stateless.repeats import Make, Repeats
 from server.commands.stateless.reply import Reading, Reply
 from server.commands.stateless.tries import Names, Try
 from server.protocol.errors import ApiError
@@ -111,7 +111,7 @@ class House:
             case {"type": "relay_end", "channel": channel}:
                 self.repeats.end_relay(channel)
 
-    def call(self, make: Maker, **changed: Any) -> Client:
+    def call(self, make: Make, **changed: Any) -> Client:
         given: dict[str, Any] = {"credential": "alice", "route": "/v1/x", "body": b"{}"}
         given |= {"number": 0} | changed
         leave = AsyncExitStack()
@@ -277,6 +277,29 @@ async def test_no_more_wait_than_may(
     for each in clients:
         await each.go()
     assert (make.num_made, make.num_ended) == (2, 1)
+
+
+async def test_what_nobody_reads_gives_way_where_no_more_answers_may_be(house: House) -> None:
+    make, full = Maker(), ApiError("rate_limited", "4 answers are running already")
+
+    async def make_one(reply: Reply) -> None:
+        if make.num_made > make.num_ended:
+            raise full
+        await make(reply)
+
+    await house.call(make_one).go()
+    await asyncio.sleep(0)
+    with pytest.raises(ApiError):
+        await house.call(make_one, credential="bob").rest()
+    assert (make.num_made, make.num_ended) == (1, 0)
+    new = house.call(make_one, body=b"another")
+    make.say(3)
+    assert await new.rest() == b"".join(WORDS) and make.num_made == 2
+    with pytest.raises(ApiError):
+        held = house.call(make_one)
+        await asyncio.sleep(0)
+        await house.call(make_one, body=b"third").rest()
+    await held.go()
 
 
 # ---- at another worker ---------------------------------------------------------------------------
