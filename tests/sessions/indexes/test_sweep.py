@@ -59,6 +59,17 @@ async def test_users_whom_no_index_holds_are_looked_at_too(store: SessionStore) 
     assert await entered(store, "local", gone) == [False, False]
 
 
+async def test_hidden_sessions_that_have_gone_are_looked_for_too(store: SessionStore) -> None:
+    user = await Users(store.client, store.keys).create("Ada")
+    for uid in (user.uid, "local"):
+        index = store.keys.user_hidden_sessions(uid)
+        live = await Chat.create(store, uid=uid, hidden=True)
+        old = local_ms() - HOUR_MS
+        await store.client.call("ZADD", index, old, live.session_id, old, new_session_id())
+        await run(IndexSweep(store.client, store.keys, uids=["local"]))
+        assert await store.client.call("ZRANGE", index, 0, -1) == [live.session_id.encode()]
+
+
 async def test_where_sessions_expire_only_those_old_enough_are_looked_at(
     store: SessionStore,
 ) -> None:

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from sessions.model.errors import MessageNotFound, QuotaExceeded, ResponseNotFound, RunLive
-from sessions.model.ids import new_response_id
+from sessions.model.ids import new_response_id, new_session_id
 from sessions.model.quotas import Quotas
 from sessions.model.records import Message
 from sessions.store.kept.responses import KeptResponse
@@ -139,6 +139,15 @@ async def test_a_hidden_session_is_in_no_list_but_its_own(store: SessionStore) -
     assert [one.id for one in (await lists.page("alice")).sessions] == [shown.session_id]
     page = await lists.page("alice", hidden=True)
     assert [one.id for one in page.sessions] == [hidden.session_id]
+
+
+async def test_hidden_sessions_that_have_gone_are_no_part_of_the_quota(
+    narrow_store: SessionStore,
+) -> None:
+    index = narrow_store.keys.user_hidden_sessions("alice")
+    await narrow_store.client.call("ZADD", index, 5, new_session_id(), 5, new_session_id())
+    await Chat.create(narrow_store, hidden=True)
+    assert await narrow_store.client.call("ZCARD", index) == 1
 
 
 async def test_an_entry_of_an_older_version_shows_no_hidden_session(store: SessionStore) -> None:
