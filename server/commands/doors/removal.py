@@ -27,13 +27,13 @@ async def remove_response(services: Services, uid: str, kept: KeptResponse) -> N
     await services.runs.end_for_another(uid, response_id, "client_cancelled")
     while True:
         try:
-            has_gone, num_left = await store.kept_responses.remove(uid, response_id, goes)
+            num_left = await store.kept_responses.remove(uid, response_id, goes)
             break
         except RunLive:
             if asyncio.get_running_loop().time() > deadline:
                 problem = "its worker has not ended it yet; try again"
                 raise ApiError("store_unavailable", problem) from None
             await asyncio.sleep(POLL_SECONDS)
-    if has_gone and not num_left:
+    if session.hidden and not num_left:
         with suppress(SessionNotFound, ResponseNotFound):
             await delete_session(services, uid, session.id)

@@ -6,6 +6,7 @@ the messages, under the response's id, and its bytes count with theirs.
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -76,13 +77,11 @@ class KeptResponses:
             raise ResponseNotFound
         return KeptResponse.decode(response_id, stored)
 
-    async def remove(
-        self, uid: str, response_id: str, message_ids: Sequence[str] = ()
-    ) -> tuple[bool, int]:
+    async def remove(self, uid: str, response_id: str, message_ids: Sequence[str] = ()) -> int:
         """Forget it; with it go these messages, unless another one follows one of them.
 
-        Whether they went, and how many messages the session still has. Raises `ResponseNotFound`,
-        and `RunLive` for a response that has not ended.
+        How many messages the session still has. Raises `ResponseNotFound`, and `RunLive` for a
+        response that has not ended.
         """
         if not is_response_id(response_id):
             raise ResponseNotFound
@@ -95,10 +94,11 @@ class KeptResponses:
             ],
             uid=uid,
             response_id=response_id,
+            call_id=secrets.token_urlsafe(6),
             message_ids=list(message_ids),
         )
         if reply[0] == b"live":
             raise RunLive(0, "")
         if reply[0] != b"ok":
             raise ResponseNotFound
-        return reply[1] == 1, reply[2]
+        return int(reply[1])

@@ -16,12 +16,14 @@ from redis.asyncio.connection import AbstractConnection
 
 from sessions.connection.embedded import EmbeddedRedis
 from sessions.model.errors import RevisionConflict, RunGone, RunLost, SessionNotFound
+from sessions.model.ids import new_response_id
 from sessions.model.queue import NextRound
 from sessions.model.replies import AppendReply
 from sessions.store.copies import Draft
+from sessions.store.kept.responses import KeptResponse
 from sessions.store.messages import PART_MESSAGES
 from sessions.store.store import SessionStore
-from tests.sessions.helpers.chat import Chat, user_message
+from tests.sessions.helpers.chat import Chat, assistant_message, user_message
 from tests.sessions.helpers.queued import queued, texts_of
 from tests.sessions.store.appends.test_append import an_append, outcomes
 
@@ -231,6 +233,19 @@ async def test_appends_of_many_runs(lossy: SessionStore, proxy: LossyProxy) -> N
     assert isinstance(lost, RunLost)
     assert [reply.repeated for reply in others if isinstance(reply, AppendReply)] == [True, True]
     assert [len(await lossy.runs.events(rid)) for rid in rids] == [1, 2, 2]
+
+
+async def test_what_is_kept_of_a_response_is_removed_once(
+    lossy_chat: Chat, proxy: LossyProxy
+) -> None:
+    rid = new_response_id(lossy_chat.session_id)
+    answer = assistant_message(rid)
+    kept = KeptResponse(rid, answer.id, (), 1, {})
+    await lossy_chat.begin(response_id=rid, assistant_message=answer, kept=kept.encode())
+    await lossy_chat.finish(rid, 2)
+    proxy.lose_next()
+    assert await lossy_chat.store.kept_responses.remove("alice", rid, [answer.id]) == 1
+    assert proxy.num_lost == 1
 
 
 async def test_reap(lossy_chat: Chat, proxy: LossyProxy) -> None:

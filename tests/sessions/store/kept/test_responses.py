@@ -97,7 +97,7 @@ async def test_a_response_that_nothing_follows_goes_with_its_text(chat: Chat) ->
     second = await begin(chat, first.message_id)
     await chat.finish(second.response_id, 2, message=assistant_message("", id=second.message_id))
     ids = [*second.input_ids, second.message_id]
-    assert await chat.store.kept_responses.remove("alice", second.response_id, ids) == (True, 2)
+    assert await chat.store.kept_responses.remove("alice", second.response_id, ids) == 2
     assert await path(chat) == [*first.input_ids, first.message_id]
     assert await bytes_of(chat) == size
     with pytest.raises(ResponseNotFound):
@@ -111,7 +111,7 @@ async def test_the_text_of_a_response_that_is_followed_stays(chat: Chat) -> None
     await chat.finish(first.response_id, 2, message=assistant_message("", id=first.message_id))
     second = await begin(chat, first.message_id)
     ids = [*first.input_ids, first.message_id]
-    assert await chat.store.kept_responses.remove("alice", first.response_id, ids) == (False, 4)
+    assert await chat.store.kept_responses.remove("alice", first.response_id, ids) == 4
     assert await path(chat) == [*ids, *second.input_ids, second.message_id]
     with pytest.raises(ResponseNotFound):
         await chat.store.kept_responses.get("alice", first.response_id)
