@@ -95,8 +95,8 @@ class StatelessAnswers:
         async with AsyncExitStack() as leave:
             entered = await self._entry.enter(uid, asked.model, leave)
             settings = self._settings(entered.model, asked)
-            (token_ids,) = await self._prompts(uid, entered.engine, asked, settings)
-            return len(token_ids)
+            prompts = await self._prompts(uid, entered.engine, asked, settings)
+            return sum(map(len, prompts))
 
     def end_all(self) -> None:
         """Tell all who read that nothing more comes."""
