@@ -8,7 +8,7 @@ from tests.end_to_end.sdks.environment import OPENAI_NODE, OPENAI_PYTHON, node_w
 from tests.end_to_end.sdks.snippets import PAGE, run, run_python, sections, snippet
 from tests.end_to_end.site.harness import Server
 
-HERE = {"openai-python": 2, "openai-node": 1, "curl": 1, "What takes a base URL": 1}
+HERE = {"openai-python": 3, "openai-node": 1, "curl": 1, "What takes a base URL": 1}
 OTHERS = {"litellm": 1, "langchain-openai": 1, "guidellm": 1, "Open WebUI": 1}
 WORDS = re.compile(r"^[\w ,.:;!?*'\"\n-]{40,}", re.ASCII)  # as the demo model tells
 
@@ -32,8 +32,13 @@ def test_a_story_streams_until_it_is_closed(demo_server: Server, tmp_path: Path)
     assert WORDS.match(python(demo_server, tmp_path, 0))
 
 
+def test_a_response_is_followed_and_answered(demo_server: Server, tmp_path: Path) -> None:
+    printed = python(demo_server, tmp_path, 1)
+    assert WORDS.match(printed) and printed.endswith("\ncompleted\n")
+
+
 def test_a_text_goes_on_and_texts_are_vectors(demo_server: Server, tmp_path: Path) -> None:
-    text, vectors = python(demo_server, tmp_path, 1).rstrip().rsplit("\n", 1)
+    text, vectors = python(demo_server, tmp_path, 2).rstrip().rsplit("\n", 1)
     assert text.strip()
     assert vectors == "2 vectors of 256 numbers"
 
