@@ -26,6 +26,7 @@ MODEL = client.models.list().data[0].id
 CHAT = {"messages": [{"role": "user", "content": "t00001 "}]}
 TEXT = {"prompt": "t00001 "}
 HOW = {"model": MODEL, "max_tokens": FOREVER, "temperature": 0}
+RESPONSE = {"model": MODEL, "input": "t00001 ", "max_output_tokens": FOREVER, "temperature": 0}
 
 
 def said(chunk):
@@ -138,7 +139,49 @@ async def whole_call_given_up(dice):
     raise AssertionError("it was answered")
 
 
+async def background_cancelled(dice):
+    answer = await later.responses.create(**RESPONSE, background=True)
+    await asyncio.sleep(dice.random() * SECONDS)
+    assert (await later.responses.cancel(answer.id)).status == "cancelled"
+    return 0
+
+
+async def kept_stream_cancelled(dice):
+    seen, wanted = 0, dice.randrange(4)
+    stream = await later.responses.create(**RESPONSE, stream=True)
+    async for event in stream:
+        if event.type == "response.created":
+            answer = event.response.id
+        seen += event.delta.count(" ") if event.type == "response.output_text.delta" else 0
+        if seen >= wanted:
+            break
+    assert (await later.responses.cancel(answer)).status == "cancelled"
+    await stream.close()
+    return seen
+
+
+async def unkept_stream_closed(dice):
+    seen, wanted = 0, dice.randrange(4)
+    stream = await later.responses.create(**RESPONSE, stream=True, store=False)
+    async for event in stream:
+        seen += event.delta.count(" ") if event.type == "response.output_text.delta" else 0
+        if seen >= wanted:
+            break
+    await stream.close()
+    return seen
+
+
+async def unkept_call_cancelled(dice):
+    return await _cancel(later.responses.create(**RESPONSE, store=False), dice)
+
+
 WAYS = {
+    "responses": (
+        background_cancelled,
+        kept_stream_cancelled,
+        unkept_stream_closed,
+        unkept_call_cancelled,
+    ),
     "streams": (
         chat_stream_closed,
         text_stream_closed,

@@ -23,7 +23,9 @@ from tests.helpers.running_time import running_time
 STOPS = Path(__file__).with_name("stops.py")
 PACE = 10  # tokens/s: a step of an answer is longer than the way of a stop
 STEPS = 1  # on average, of an answer after its last token that was seen
-ENDED_SECONDS = 10.0  # after the last stop nothing runs; the time is for a busy machine
+# After the last stop nothing runs: a call that is not streamed is waited for, in case that its
+# client repeats it; the rest of the time is for a busy machine.
+ENDED_SECONDS = 10.0 + 10.0
 
 pytestmark = pytest.mark.slow
 
@@ -80,16 +82,21 @@ def stop_all(server: Server, kind: str, count: int) -> tuple[Counter[str], str]:
 
 
 def test_no_stream_that_is_closed_goes_on(paced: Server) -> None:
-    grown, what = stop_all(paced, "streams", 600)
-    assert grown["aborts_total"] == grown["engine_requests_total"] >= 600, what
+    grown, what = stop_all(paced, "streams", 500)
+    assert grown["aborts_total"] == grown["engine_requests_total"] >= 500, what
     # One step may run while the stop is on its way, and what that step says was seen by nobody.
     unseen = grown["generation_tokens_total"] - grown["seen"]
     assert unseen <= STEPS * grown["engine_requests_total"], what
 
 
 def test_no_call_that_is_given_up_goes_on(paced: Server) -> None:
-    grown, what = stop_all(paced, "calls", 350)
-    assert grown["aborts_total"] == grown["engine_requests_total"] >= 250, what
+    grown, what = stop_all(paced, "calls", 200)
+    assert grown["aborts_total"] == grown["engine_requests_total"] >= 100, what
+
+
+def test_no_response_that_is_stopped_goes_on(paced: Server) -> None:
+    grown, what = stop_all(paced, "responses", 250)
+    assert grown["aborts_total"] == grown["engine_requests_total"] >= 100, what
 
 
 def test_vectors_that_nobody_waits_for_are_not_made(paced: Server) -> None:
