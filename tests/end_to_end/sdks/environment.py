@@ -92,9 +92,9 @@ def node_with(package: str) -> Path:
 
 
 def calls_in(script: Path) -> list[str]:
-    """The names of the calls that `run.py` makes."""
+    """The names of the calls that `run.py` makes, as it says them: `wrong_calls.no_messages`."""
     return [
-        node.name
+        f"{script.stem}.{node.name}"
         for node in ast.parse(script.read_text()).body
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name[0] != "_"
     ]

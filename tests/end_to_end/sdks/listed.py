@@ -27,8 +27,8 @@ LISTED = {
         "cancelled": """
             a_stream_that_is_closed a_stream_that_is_closed_before_its_first_chunk
             a_stream_that_is_left_by_its_block a_helper_that_is_left_by_its_block
-            a_call_that_takes_too_long a_stream_that_is_closed_later
-            a_stream_whose_task_is_cancelled a_call_whose_task_is_cancelled
+            calls_that_take_too_long_or_are_cancelled a_stream_that_is_closed_later
+            a_stream_whose_task_is_cancelled
         """,
         "wrong": """
             a_model_that_nobody_serves a_model_that_nobody_serves_later a_wrong_key
@@ -51,9 +51,9 @@ LISTED = {
         """,
         "async": "a_text_goes_on_later",
         "streamed": "a_text_goes_on_in_a_stream",
-        "cancelled": "a_text_stream_that_is_closed a_text_whose_task_is_cancelled",
+        "cancelled": "a_text_stream_that_is_closed",
         "wrong": """
-            a_text_between_two_others numbers_that_are_no_token_ids an_empty_prompt
+            a_text_between_two_others an_empty_prompt numbers_that_are_no_token_ids
             a_text_of_a_model_that_nobody_serves_later
         """,
     },
@@ -70,12 +70,59 @@ LISTED = {
             vectors_of_a_model_that_nobody_serves_later
         """,
     },
+    "responses": {
+        "blocking": """
+            an_answer an_answer_is_read_again an_answer_in_the_background an_answer_follows_another
+            items_are_a_conversation nothing_is_kept a_response_is_removed logprobs
+            tokens_are_counted a_key_asks_once words_about_who_asks_change_nothing
+        """,
+        "async": "an_answer_later an_answer_in_the_background_later",
+        "streamed": """
+            a_stream a_stream_later a_stream_is_read_again_from_any_event a_stream_by_its_helper
+            a_stream_goes_on_by_its_helper a_stream_of_which_nothing_is_kept
+            a_stream_that_is_closed_goes_on
+        """,
+        "cancelled": """
+            a_background_answer_is_stopped an_answer_is_stopped_while_it_is_streamed
+            a_background_answer_is_stopped_later a_stream_that_is_not_kept_is_closed
+            an_answer_that_is_not_kept_is_given_up
+        """,
+        "wrong": """
+            a_field_that_cannot_be_honoured a_model_that_nobody_serves a_response_that_nobody_made
+        """,
+    },
+    "responses over a websocket": {
+        "blocking": "an_answer_over_a_websocket two_lanes_and_what_follows_in_one",
+        "async": "an_answer_that_is_awaited",
+        "cancelled": "an_answer_is_steered",
+        "wrong": "what_is_refused_leaves_the_connection_open a_key_that_nobody_has",
+    },
+    "conversations": {
+        "blocking": """
+            a_conversation_from_its_beginning_to_its_end items_of_every_kind
+            a_list_that_is_longer_than_a_page what_a_client_was_given_it_may_give_again
+            an_item_is_deleted a_response_in_a_conversation_is_its_newest_item
+        """,
+        "async": "items_are_listed_later four_who_add_at_once",
+        "wrong": "an_image_is_refused_by_its_place",
+    },
     "any other": {
         "wrong": "a_route_that_is_not_there",
     },
 }
+MADE_BY = {  # files of `scripts/`: routes that have no own share the first
+    "": ("calls", "cancelled_calls", "wrong_calls"),
+    "responses": ("response_calls",),
+    "responses over a websocket": ("socket_calls",),
+    "conversations": ("conversation_calls",),
+}
 
 
-def listed() -> list[str]:
-    """All of them, in their order."""
-    return [name for ways in LISTED.values() for names in ways.values() for name in names.split()]
+def listed(*routes: str) -> list[str]:
+    """All of them, or those of some routes, in their order."""
+    return [
+        name
+        for route in routes or LISTED
+        for names in LISTED[route].values()
+        for name in names.split()
+    ]

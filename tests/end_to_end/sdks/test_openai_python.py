@@ -5,35 +5,42 @@ from functools import cache
 import pytest
 
 from tests.end_to_end.sdks.environment import (
-    OPENAI_PYTHON,
+    OPENAI_WEBSOCKET,
     SCRIPTS,
     calls_in,
     python_with,
     run_calls,
     running,
 )
-from tests.end_to_end.sdks.listed import LISTED, listed
+from tests.end_to_end.sdks.listed import LISTED, MADE_BY, listed
 from tests.end_to_end.site.harness import Server
 
-CALLS = [SCRIPTS / name for name in ("calls.py", "cancelled_calls.py", "wrong_calls.py")]
 WAYS = {"blocking", "async", "streamed", "cancelled", "wrong"}
+FILES = [SCRIPTS / f"{name}.py" for names in MADE_BY.values() for name in names]
+CALLS = [call for file in FILES for call in calls_in(file)]
 
 
 @cache
 def problems(url: str, token: str) -> dict[str, str]:
-    return run_calls(running(python_with(OPENAI_PYTHON), *CALLS), url, token)
+    return run_calls(running(python_with(OPENAI_WEBSOCKET), *FILES), url, token)
 
 
-def test_the_list_has_every_call_of_the_scripts_once_and_sixty_at_least() -> None:
-    assert sorted(listed()) == sorted(name for script in CALLS for name in calls_in(script))
-    assert len(set(listed())) == len(listed()) >= 60
+@pytest.mark.parametrize("route", MADE_BY)
+def test_the_list_has_each_call_of_the_scripts_once(route: str) -> None:
+    routes = [route] if route else [each for each in LISTED if each not in MADE_BY]
+    made = [call for name in MADE_BY[route] for call in calls_in(SCRIPTS / f"{name}.py")]
+    assert sorted(listed(*routes)) == sorted(call.partition(".")[2] for call in made)
 
 
-@pytest.mark.parametrize("route", ["chat.completions", "completions"])
+def test_the_list_has_sixty_calls_at_least() -> None:
+    assert len(CALLS) == len(listed()) >= 60
+
+
+@pytest.mark.parametrize("route", ["chat.completions", "completions", "responses"])
 def test_a_route_that_streams_is_called_in_every_way(route: str) -> None:
     assert set(LISTED[route]) == WAYS
 
 
-@pytest.mark.parametrize("name", listed())
-def test_a_call_does_what_its_users_expect(counting_server: Server, name: str) -> None:
-    assert problems(counting_server.url, counting_server.token)[name] == ""
+@pytest.mark.parametrize("call", CALLS)
+def test_a_call_does_what_its_users_expect(counting_server: Server, call: str) -> None:
+    assert problems(counting_server.url, counting_server.token)[call] == ""

@@ -1,18 +1,14 @@
-"""Conversations by OpenAI's Python client, as its users write them: each function is a call and
-what must come of it. Run by `run.py`, in the client's environment.
-"""
+"""Conversations by OpenAI's Python client, as its users write them."""
 
 import asyncio
 
 import openai
-from asking import client, later
+from asking import MODEL, THREE, client, later
 
 HELLO = {"role": "user", "content": "Hello"}
 CALL = {"type": "function_call", "call_id": "c1", "name": "weather", "arguments": "{}"}
 OUTPUT = {"type": "function_call_output", "call_id": "c1", "output": "rain"}
-MODEL = client.models.list().data[0].id
 COUNT = {"role": "user", "content": "t00001 "}
-THREE = "t00002 t00003 t00004 "
 
 
 def a_conversation_from_its_beginning_to_its_end():

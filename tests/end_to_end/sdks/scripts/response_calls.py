@@ -1,7 +1,7 @@
-"""Calls of the Responses by OpenAI's Python client. Runs as `calls.py` does, which see."""
+"""Calls of the Responses by OpenAI's Python client."""
 
 import openai
-from asking import MODEL, THREE, client, later
+from asking import FOREVER, MODEL, THREE, Ends, client, given_up, later
 
 ASK = {"model": MODEL, "input": "t00001 ", "max_output_tokens": 3, "temperature": 0}
 
@@ -193,3 +193,32 @@ def a_model_that_nobody_serves():
 
 def a_response_that_nobody_made():
     _refused(openai.NotFoundError, "previous_response_id", previous_response_id="resp_nobody")
+
+
+async def an_answer_later():
+    assert (await later.responses.create(**ASK)).output_text == THREE
+
+
+async def an_answer_in_the_background_later():
+    answer = await later.responses.create(**ASK, background=True)
+    while answer.status in ("queued", "in_progress"):
+        answer = await later.responses.retrieve(answer.id)
+    assert answer.output_text == THREE
+
+
+async def a_background_answer_is_stopped_later():
+    answer = await later.responses.create(**ASK | {"max_output_tokens": FOREVER}, background=True)
+    stopped = await later.responses.cancel(answer.id)
+    assert stopped.status == "cancelled" and stopped.usage.output_tokens < FOREVER
+
+
+def a_stream_that_is_not_kept_is_closed():
+    with Ends():
+        events = _ask(store=False, stream=True, max_output_tokens=FOREVER)
+        next(iter(events))
+        events.close()
+
+
+async def an_answer_that_is_not_kept_is_given_up():
+    with Ends():
+        await given_up(later.responses.create(**ASK | {"max_output_tokens": FOREVER}, store=False))

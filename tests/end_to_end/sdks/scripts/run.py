@@ -37,7 +37,10 @@ async def run_all(calls: list[Callable[[], object]]) -> None:
                     await outcome
         except Exception:
             problem = traceback.format_exc()
-        print(json.dumps({"name": call.__name__, "problem": problem}), flush=True)
+        print(
+            json.dumps({"name": f"{call.__module__}.{call.__name__}", "problem": problem}),
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The Responses over the websocket of OpenAI's Python client. Runs as `calls.py` does."""
+"""The Responses over the websocket of OpenAI's Python client."""
 
 from asking import MODEL, THREE, TOKEN, URL, client, later
 from openai import OpenAI
