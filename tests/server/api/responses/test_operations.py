@@ -188,6 +188,37 @@ async def test_two_answers_to_one_are_branches(house: House) -> None:
         assert [item["content"][0]["text"] for item in items["data"]][2:] == [oracle_word(asked)]
 
 
+async def test_an_answer_does_not_follow_one_that_is_being_written(house: House) -> None:
+    first = await house.answer(background=True, max_output_tokens=400)
+    request = await house.request()
+    request.is_held.add("mid")
+    async with asyncio.timeout(PATIENCE):
+        await request.reached["mid"].wait()
+    http = house.ask(2, previous_response_id=first["id"])
+    assert (await http.body())["error"]["code"] == "response_in_progress" and http.status == 409
+    request.is_held.clear()
+    request.released.set()
+    await house.events(first["id"])
+    assert text_of(await house.answer(2, previous_response_id=first["id"])) == oracle_answer(2, 4)
+
+
+async def test_a_stream_ends_with_its_worker_and_goes_on_at_another(house: House) -> None:
+    http = house.ask(stream=True, max_output_tokens=60)
+    request = await house.request()
+    request.is_held.add("mid")
+    async with asyncio.timeout(PATIENCE):
+        await request.reached["mid"].wait()
+        await http.num_frames(5)
+    for viewer in [*house.workers[0].streams]:
+        viewer.close_soon()
+    request.is_held.clear()
+    request.released.set()
+    await asyncio.wait_for(http.answered, PATIENCE)
+    seen = http.frames
+    rest = await house.events(seen[0]["response"]["id"], after=seen[-1]["sequence_number"])
+    assert told(seen + rest) == oracle_answer(1, 60) and rest[-1]["type"] == "response.incomplete"
+
+
 async def test_an_answer_in_a_session_stays_in_its_list(house: House) -> None:
     created = await house.store.sessions.create("local", idempotency_key="k", title="Mine")
     conversation = created.session.id.replace("ses_", "conv_")
