@@ -24,8 +24,7 @@ from tests.helpers.root import ROOT
 SCRIPTS = Path(__file__).parent / "scripts"  # what runs there
 FOLDER = ROOT / "build" / "sdks"  # of OpenAI's own, for `make test`
 OTHERS = ROOT / "build" / "clients"  # of others', which are larger
-OPENAI_PYTHON = "openai==3.57.0"
-OPENAI_WEBSOCKET = "openai[realtime]==3.57.0"  # which brings another websockets than ours
+OPENAI_PYTHON = "openai[realtime]==3.57.0"  # which brings another websockets than ours
 OPENAI_NODE = "openai@7.57.0"
 LITELLM = "litellm==1.110.2"  # MIT, 0.4 GB with what it needs
 LANGCHAIN = "langchain-openai==1.7.4"  # MIT, 0.1 GB

@@ -5,7 +5,7 @@ from functools import cache
 import pytest
 
 from tests.end_to_end.sdks.environment import (
-    OPENAI_WEBSOCKET,
+    OPENAI_PYTHON,
     SCRIPTS,
     calls_in,
     python_with,
@@ -22,7 +22,7 @@ CALLS = [call for file in FILES for call in calls_in(file)]
 
 @cache
 def problems(url: str, token: str) -> dict[str, str]:
-    return run_calls(running(python_with(OPENAI_WEBSOCKET), *FILES), url, token)
+    return run_calls(running(python_with(OPENAI_PYTHON), *FILES), url, token)
 
 
 @pytest.mark.parametrize("route", MADE_BY)

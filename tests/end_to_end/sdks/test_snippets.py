@@ -19,7 +19,7 @@ def test_each_snippet_of_the_page_is_run_by_a_test() -> None:
 
 
 def test_the_page_names_the_versions_that_are_tested() -> None:
-    assert OPENAI_PYTHON.replace("==", " ") in PAGE
+    assert OPENAI_PYTHON.replace("[realtime]==", " ") in PAGE
     assert OPENAI_NODE.replace("@", " ") in PAGE
 
 
