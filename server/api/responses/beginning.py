@@ -37,10 +37,18 @@ MAX_TAIL = 64  # messages at the end of a branch that calls may wait behind
 class Place:
     """Where an answer belongs: after which message of which session."""
 
-    def __init__(self, session: Session | None, leaf: str | None, *, is_head: bool = False) -> None:
+    def __init__(
+        self,
+        session: Session | None,
+        leaf: str | None,
+        *,
+        is_head: bool = False,
+        conversation: Any = None,
+    ) -> None:
         self.session = session  # None: one of its own
         self.leaf = leaf
         self.is_head = is_head  # of that moment, whichever message that is
+        self.conversation = conversation  # as the response says it: what is said there stays there
 
 
 class Beginning:
@@ -65,22 +73,24 @@ class Beginning:
         except SessionNotFound:
             problem = "there is no such conversation"
             raise ApiError("session_not_found", problem, param="conversation") from None
-        return Place(session, session.head, is_head=True)
+        return Place(session, session.head, is_head=True, conversation={"id": given})
 
     async def _after(self, uid: str, response_id: str) -> Place:
         try:
-            leaf = await self._message_of(uid, response_id)
+            leaf, conversation = await self._end_of(uid, response_id)
             session = await self._store.sessions.get(uid, session_of(response_id))
         except (ResponseNotFound, SessionNotFound):
             problem = "there is no such response, or no longer"
             raise ApiError("response_not_found", problem, param="previous_response_id") from None
-        return Place(session, leaf)
+        return Place(session, leaf, conversation=conversation)
 
-    async def _message_of(self, uid: str, response_id: str) -> str:
+    async def _end_of(self, uid: str, response_id: str) -> tuple[str, Any]:
+        """The message of a response, and the conversation that it is in."""
         try:
-            return (await self._store.kept_responses.get(uid, response_id)).message_id
+            kept = await self._store.kept_responses.get(uid, response_id)
         except ResponseNotFound:  # one of chat.v1's is known for a while
-            return (await self._store.runs.get(uid, response_id)).message_id
+            return (await self._store.runs.get(uid, response_id)).message_id, None
+        return kept.message_id, kept.asked.get("conversation")
 
     async def tail(self, uid: str, place: Place, most: int = MAX_TAIL) -> Sequence[Message]:
         """The newest messages before the answer, oldest first."""
@@ -122,8 +132,8 @@ class Beginning:
         asked = {**request.echo(), "model": self._model(request, session)}
         if metadata:
             asked["metadata"] = metadata
-        if request.conversation_id is not None:
-            asked["conversation"] = {"id": request.conversation_id}
+        if place.conversation is not None:
+            asked["conversation"] = place.conversation
         brought = Brought(
             door=DOOR,
             messages=messages,

@@ -17,12 +17,14 @@ POLL_SECONDS = 0.05
 async def remove_response(services: Services, uid: str, kept: KeptResponse) -> None:
     """Forget it, and the text of one that was made in a session of its own.
 
-    That is what it was asked and what it said, unless another response follows it. Raises
-    `ResponseNotFound`, and `ApiError` where its worker does not end it in time.
+    That is what it was asked and what it said, unless another response follows it. In a
+    conversation it stays, also in one that is in no list. Raises `ResponseNotFound`, and `ApiError`
+    where its worker does not end it in time.
     """
     store, response_id = services.store, kept.response_id
     session = await store.sessions.get(uid, session_of(response_id))
-    goes = (*kept.input_ids, kept.message_id) if session.hidden else ()
+    is_its_own = session.hidden and "conversation" not in kept.asked
+    goes = (*kept.input_ids, kept.message_id) if is_its_own else ()
     deadline = asyncio.get_running_loop().time() + END_SECONDS
     await services.runs.end_for_another(uid, response_id, "client_cancelled")
     while True:

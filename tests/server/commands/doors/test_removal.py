@@ -9,6 +9,7 @@ from sessions.model.errors import ResponseNotFound, SessionNotFound
 from sessions.model.ids import session_of
 from tests.helpers.patience import PATIENCE
 from tests.server.api.responses.test_operations import House, house
+from tests.server.helpers.in_process import Http
 
 __all__ = ["house"]
 
@@ -44,6 +45,17 @@ async def test_in_a_conversation_the_text_stays(house: House) -> None:
     assert len(page.messages) == 2
     with pytest.raises(ResponseNotFound):
         await house.store.kept_responses.get("local", response["id"])
+
+
+async def test_in_a_conversation_that_is_in_no_list_the_text_stays(house: House) -> None:
+    made = await Http(house.workers[0], "POST", "/v1/conversations", body={}).body()
+    first = await house.answer(1, conversation=made["id"])
+    second = await house.answer(2, previous_response_id=first["id"])
+    assert second["conversation"] == {"id": made["id"]}
+    for response in (second, first):
+        await remove(house, response["id"])
+    page = await house.store.messages.path("local", session_of(first["id"]))
+    assert len(page.messages) == 4
 
 
 @pytest.mark.parametrize("worker", [0, 1])
