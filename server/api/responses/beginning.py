@@ -12,7 +12,6 @@ from starlette.requests import HTTPConnection
 
 from server.api.items.ids import session_of_conversation
 from server.api.items.input_items import messages_of, waiting_calls
-from server.api.items.metadata import check_metadata
 from server.api.openai.refusals import not_here
 from server.api.responses.request import Asking, ResponsesRequest, named_as_given
 from server.commands.doors.brought import Brought, nothing
@@ -125,13 +124,10 @@ class Beginning:
         """
         key = _key(http.headers.get("idempotency-key"))
         settings = request.stored_settings()
-        metadata = check_metadata(request.metadata)
         place = await self.place(uid, request)
         messages = await self.messages(uid, request, place, is_stored=True)
         session = place.session or self._own_session(uid, key)
         asked = {**request.echo(), "model": self._model(request, session)}
-        if metadata:
-            asked["metadata"] = metadata
         if place.conversation is not None:
             asked["conversation"] = place.conversation
         brought = Brought(

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Final, Literal
 
 from msgspec import Meta, Struct
 
+from server.api.items.metadata import Metadata, check_metadata
 from server.api.openai.refusals import not_here
 from server.protocol.client_frames import Settings, check_system, to_struct
 from server.protocol.errors import ApiError, invalid_field
@@ -160,7 +161,7 @@ class ResponsesRequest(Asking, frozen=True, kw_only=True, forbid_unknown_fields=
     include: list[str] | None = None
     max_output_tokens: Annotated[int, Meta(ge=1)] | None = None
     max_tool_calls: Annotated[int, Meta(ge=1)] | None = None
-    metadata: dict[str, str] | None = None
+    metadata: Metadata | None = None
     prompt_cache_key: Name | None = None
     prompt_cache_options: dict[str, Any] | None = None
     prompt_cache_retention: Literal["in_memory", "24h"] | None = None
@@ -191,6 +192,7 @@ class ResponsesRequest(Asking, frozen=True, kw_only=True, forbid_unknown_fields=
                 raise not_here(name)
         super().check()
         check_include(self.include)
+        check_metadata(self.metadata)
         if not self.is_stored:
             if self.background:
                 raise not_here("background", "with store false an answer needs its caller")

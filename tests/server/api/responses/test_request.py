@@ -138,6 +138,17 @@ def test_a_field_that_cannot_be_honoured_is_refused_by_name(param: str, fields: 
     assert refused.value.param == param
 
 
+@pytest.mark.parametrize("is_stored", [True, False])
+@pytest.mark.parametrize(
+    "metadata", [{"a": "x" * 513}, {"": "x"}, {"a" * 65: "x"}, {f"{n}": "x" for n in range(17)}]
+)
+def test_metadata_has_bounds(metadata: Body, is_stored: bool) -> None:
+    with pytest.raises(ApiError) as refused:
+        request(metadata=metadata, store=is_stored).check()
+    assert refused.value.code == "invalid_field"
+    assert (refused.value.param or "").startswith("metadata")
+
+
 def test_more_of_each_token_is_told_where_nothing_is_stored() -> None:
     asked = request(top_logprobs=20, store=False)
     asked.check()
