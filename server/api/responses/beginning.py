@@ -19,6 +19,7 @@ from server.commands.services import Services
 from server.protocol.client_frames import CallOutput, CreateResponse
 from server.protocol.errors import ApiError
 from sessions.model.errors import (
+    IdempotencyKeyReused,
     ResponseInProgress,
     ResponseNotFound,
     SessionError,
@@ -123,10 +124,16 @@ class Beginning:
         Raises `ApiError` and the store's errors; then nothing is stored.
         """
         key = _key(http.headers.get("idempotency-key"))
+        body_hash = _hash(body)
         settings = request.stored_settings()
         place = await self.place(uid, request)
-        messages = await self.messages(uid, request, place, is_stored=True)
         session = place.session or self._own_session(uid, key)
+        if "idempotency-key" in http.headers:
+            # Before any other refusal: a repeat must find what it began.
+            begun = await self._begun(uid, session.id, key, body_hash)
+            if begun is not None:
+                return begun, True
+        messages = await self.messages(uid, request, place, is_stored=True)
         asked = {**request.echo(), "model": self._model(request, session)}
         if place.conversation is not None:
             asked["conversation"] = place.conversation
@@ -135,9 +142,7 @@ class Beginning:
             messages=messages,
             leaf=_leaf(place, messages[-1]),
             asked=asked,
-            body_hash=hashlib.sha256(orjson.dumps(body, option=orjson.OPT_SORT_KEYS)).hexdigest()[
-                :32
-            ],
+            body_hash=body_hash,
             settings=request.other_settings,
             prepare=nothing if place.session is not None else lambda: self._make(uid, key),
         )
@@ -164,10 +169,6 @@ class Beginning:
         creator = self._services.creator
         if place.session is not None:
             return await creator.create(uid, frame, None, http, brought=brought)
-        if "idempotency-key" in http.headers:
-            known = await self._known(uid, session.id, frame.idempotency_key)
-            if known:  # before any other refusal: a repeat must find what it began
-                return await creator.create(uid, frame, None, http, brought=brought)
         try:
             return await creator.create(uid, frame, None, http, session=session, brought=brought)
         except (ApiError, SessionError) as error:
@@ -181,11 +182,20 @@ class Beginning:
             if not (await self._store.sessions.get(uid, session_id)).message_count:
                 await self._store.sessions.delete(uid, session_id)
 
-    async def _known(self, uid: str, session_id: str, key: str) -> bool:
+    async def _begun(
+        self, uid: str, session_id: str, key: str, body_hash: str
+    ) -> KeptResponse | None:
+        """What the same key began before. Raises `IdempotencyKeyReused`."""
         try:
-            return await self._store.responses.known(uid, session_id, key) is not None
+            known = await self._store.responses.known(uid, session_id, key)
         except SessionNotFound:
-            return False
+            return None
+        if known is None:
+            return None
+        response_id, used_for = known
+        if used_for != body_hash:
+            raise IdempotencyKeyReused(response_id)
+        return await self._store.kept_responses.get(uid, response_id)
 
     async def _kept(self, uid: str, response_id: str, brought: Brought) -> KeptResponse:
         run = self._services.runs.local(response_id)
@@ -248,3 +258,8 @@ def _key(given: str | None) -> str:
     if given is None:
         return secrets.token_urlsafe(16)
     return f"{DOOR}-{hashlib.sha256(given.encode()).hexdigest()}"
+
+
+def _hash(body: dict[str, Any]) -> str:
+    """Names what is asked for."""
+    return hashlib.sha256(orjson.dumps(body, option=orjson.OPT_SORT_KEYS)).hexdigest()[:32]

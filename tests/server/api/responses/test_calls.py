@@ -11,7 +11,7 @@ from tests.helpers.patience import PATIENCE
 from tests.helpers.redis_server import fresh_prefix
 from tests.server.api.responses.test_operations import House, forget_run
 from tests.server.helpers.callers import ANSWER, TOOLS, CallingEngine
-from tests.server.helpers.in_process import running_workers
+from tests.server.helpers.in_process import Http, running_workers
 
 ASKED: dict[str, Any] = {"input": "How is it?", "tools": TOOLS, "max_output_tokens": 200}
 SENSELESS = ("id", "call_id", "item_id", "created_at", "completed_at")
@@ -98,3 +98,17 @@ async def test_what_is_not_stored_is_told_in_the_same_events(house: House) -> No
         for frame in frames:
             frame.pop("response", None)
     assert nameless(http.frames) == nameless(kept)
+
+
+async def test_outputs_that_are_given_again_under_their_key_find_their_answer(house: House) -> None:
+    conversation = await Http(house.workers[0], "POST", "/v1/conversations", body={}).body()
+    response = await house.answer(**ASKED, conversation=conversation["id"])
+    outputs = [
+        {"type": "function_call_output", "call_id": item["call_id"], "output": "rain"}
+        for item in response["output"]
+        if item["type"] == "function_call"
+    ]
+    following = {**ASKED, "input": outputs, "conversation": conversation["id"]}
+    first = await house.ask(headers={"idempotency-key": "k"}, **following).body()
+    again = await house.ask(headers={"idempotency-key": "k"}, **following).body()
+    assert again == first and again["status"] == "completed"
