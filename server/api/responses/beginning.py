@@ -110,7 +110,7 @@ class Beginning:
         found = messages_of(
             asking.input, at_ms=now_ms, parent_id=place.leaf, waiting=waiting_calls(tail)
         )
-        if found[-1].role not in ("user", "tool"):
+        if not found or found[-1].role not in ("user", "tool"):
             last = len(asking.input or ()) - 1
             problem = "the last item is a user's message, or what a call gave back"
             raise not_here(f"input[{last}]", problem)

@@ -368,6 +368,14 @@ async def test_what_it_should_follow_must_be_there(house: House) -> None:
     assert house.engine.num_requests == 0 and await house.hidden() == []
 
 
+@pytest.mark.parametrize("is_stored", [True, False])
+async def test_an_input_that_says_nothing_is_refused(house: House, is_stored: bool) -> None:
+    http = house.ask(input=[{"type": "reasoning", "summary": []}], store=is_stored)
+    body = await http.body()
+    assert http.status == 400 and body["error"]["param"] == "input[0]"
+    assert house.engine.num_requests == 0 and await house.hidden() == []
+
+
 async def test_all_of_the_history_is_told_or_nothing(house: House) -> None:
     house.engine.model_config.max_model_len = 8
     first = await house.answer(1, input=" ".join(oracle_word(n) for n in range(1, 5)))
