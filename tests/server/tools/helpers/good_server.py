@@ -2,6 +2,7 @@
 
 import os
 import sys
+import threading
 from collections import Counter
 from pathlib import Path
 
@@ -15,9 +16,13 @@ calls: Counter[str] = Counter()
 
 
 def write(name: str, text: str) -> None:
-    """Into a named pipe, whose reader waits for this line."""
-    with (FOLDER / name).open("w") as file:
-        file.write(text + "\n")
+    """Into a named pipe, once somebody reads it; other calls do not wait for that."""
+
+    def write_line() -> None:
+        with (FOLDER / name).open("w") as file:
+            file.write(text + "\n")
+
+    threading.Thread(target=write_line, daemon=True).start()
 
 
 @server.tool()

@@ -93,11 +93,22 @@ async def has_ended(pid: int) -> None:
 
 
 async def heard(pipe: Path) -> str:
-    """The line that a program writes into that pipe, once it does."""
+    """The line that a program writes into that pipe, once it does.
 
-    def read() -> str:
-        with pipe.open() as file:
-            return file.readline().strip()
+    In no thread: one that waits for a program that writes nothing would never end.
+    """
+    descriptor = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    loop = asyncio.get_running_loop()
+    line: asyncio.Future[str] = loop.create_future()
 
-    async with asyncio.timeout(PATIENCE):
-        return await asyncio.to_thread(read)
+    def read() -> None:
+        if not line.done():
+            line.set_result(os.read(descriptor, 4096).decode().strip())
+
+    loop.add_reader(descriptor, read)
+    try:
+        async with asyncio.timeout(PATIENCE):
+            return await line
+    finally:
+        loop.remove_reader(descriptor)
+        os.close(descriptor)
