@@ -79,6 +79,7 @@ def run(source: Path, model: Path, folder: Path, *chosen: str) -> Counter[str]:
     return Counter(re.findall(r"^PASSED (?:tests/)?([^:]+)::", done.stdout, re.M))
 
 
+@pytest.mark.slow
 def test_the_chosen_tests_of_vllm_pass(source: Path, model: Path, tmp_path: Path) -> None:
     chosen = [
         f"{path}::{name}" if name else path

@@ -41,8 +41,8 @@ NUM_KILLS = 25
 # Who is killed, and of which frames so many have come by then.
 MOMENTS = [
     ("core", THOUGHT, 4),
-    ("core", ADDED, 1),
-    ("owner", TEXT, 1),
+    pytest.param("core", ADDED, 1, marks=pytest.mark.slow),
+    pytest.param("owner", TEXT, 1, marks=pytest.mark.slow),
     ("owner", ARGUMENTS, 5),
 ]
 

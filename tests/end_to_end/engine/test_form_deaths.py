@@ -98,6 +98,7 @@ async def check(server: Server, asked: list[Asked], rng: random.Random, batch: i
     return counts
 
 
+@pytest.mark.slow
 async def test_answers_in_forms_survive_a_kill_of_core_or_owner_with_the_same_text(
     server: Server,
 ) -> None:

@@ -222,6 +222,7 @@ async def test_a_stop_while_the_model_is_loaded_ends_the_answer_at_once(several:
         assert (await client.done(again)).final == oracle_answer(9, 20)
 
 
+@pytest.mark.slow
 async def test_a_model_whose_files_have_changed_meanwhile_is_read_anew(several: Server) -> None:
     tokenizer = several.data_dir.parent / "other" / "tokenizer.json"
     words = tokenizer.read_text()

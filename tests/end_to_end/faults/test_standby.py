@@ -56,6 +56,7 @@ async def test_a_standby_core_takes_over_in_the_middle_of_an_answer(new_server: 
     assert len(server.children("engine.core")) == 2
 
 
+@pytest.mark.slow
 async def test_a_standby_core_that_dies_disturbs_nobody(new_server: NewServer) -> None:
     server = new_server(**STANDBY)
     await said(server, "standby core is ready")

@@ -96,6 +96,7 @@ async def test_an_answer_thinks_so_much_and_calls_what_it_must(server: Server) -
     assert [(name, status) for name, _, status in named["calls"]] == [("clock", "completed")]
 
 
+@pytest.mark.slow
 async def test_after_a_kill_of_the_core_each_call_is_the_same(server: Server) -> None:
     expected = await undisturbed(server)
     async with Client(server) as client:

@@ -134,11 +134,11 @@ LONG = {
 }
 
 
-async def test_a_long_block_becomes_what_it_becomes_as_a_whole(page: Page) -> None:
+@pytest.mark.parametrize("size", [pytest.param(1, marks=pytest.mark.slow), 7, 50])
+async def test_a_long_block_becomes_what_it_becomes_as_a_whole(page: Page, size: int) -> None:
     for name, text in LONG.items():
-        for size in (1, 7, 50):
-            cuts = list(range(size, len(text), size))
-            assert await becomes_the_whole(page, text, cuts) is True, name
+        cuts = list(range(size, len(text), size))
+        assert await becomes_the_whole(page, text, cuts) is True, name
 
 
 async def test_a_task_has_a_box_in_the_place_of_its_bullet_and_other_items_keep_theirs(
@@ -157,7 +157,13 @@ async def test_a_task_has_a_box_in_the_place_of_its_bullet_and_other_items_keep_
     assert found == [*tasks, ["disc", None], ["decimal", "☑ "]]
 
 
-@pytest.mark.parametrize("text", [long_table(800), long_list(800)], ids=["table", "list"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        pytest.param(long_table(800), marks=pytest.mark.slow, id="table"),
+        pytest.param(long_list(800), id="list"),
+    ],
+)
 async def test_finished_rows_and_items_of_an_open_block_are_never_drawn_again(
     page: Page, text: str
 ) -> None:

@@ -417,7 +417,8 @@ async def test_embeddings_with_an_adapter_equal_merged_weights(tmp_path: Path) -
     assert (torch.tensor(base.outputs.data) - expected).abs().max() > 0.01
 
 
-@pytest.mark.parametrize("impl", [pytest.param("transformers", marks=pytest.mark.slow), "fused"])
+@pytest.mark.slow
+@pytest.mark.parametrize("impl", ["transformers", "fused"])
 async def test_adapters_outlive_sleep(impl: str, tmp_path: Path) -> None:
     folder = build_tiny_model(tmp_path / "model")
     adapters = [build_adapter(tmp_path / f"{n}", folder, seed=n) for n in range(2)]

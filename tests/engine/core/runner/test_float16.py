@@ -57,6 +57,7 @@ def test_chunks_decodes_and_latecomers_are_those_of_transformers(
         check_greedy(folders(family), prompt, engine.tokens[str(number)])
 
 
+@pytest.mark.slow
 async def test_the_engine_answers_in_float16_as_generate_does(folders: Folders) -> None:
     folder, prompt = folders("gpt2"), make_prompts()[2]
     arguments = AsyncEngineArgs(str(folder), dtype="half", num_gpu_blocks_override=20, threads=1)

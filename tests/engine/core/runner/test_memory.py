@@ -85,9 +85,9 @@ KINDS = [
     pytest.param("qwen2", {"quantization": "int8", "kv_cache_dtype": "int8"}, id="fused int8"),
     pytest.param("llama", {"quantization": "int4"}, id="fused int4"),
     pytest.param("gpt2", {}, id="packed layers"),
-    pytest.param("gpt2", {"quantization": "int8"}, id="packed layers int8"),
-    pytest.param("qwen3_moe", {}, id="experts"),
-    pytest.param("llama", {"load_format": "dummy"}, id="random weights"),
+    pytest.param("gpt2", {"quantization": "int8"}, marks=pytest.mark.slow, id="packed layers int8"),
+    pytest.param("qwen3_moe", {}, marks=pytest.mark.slow, id="experts"),
+    pytest.param("llama", {"load_format": "dummy"}, marks=pytest.mark.slow, id="random weights"),
 ]
 
 

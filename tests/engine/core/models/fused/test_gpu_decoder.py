@@ -39,6 +39,12 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 KERNELS = pytest.mark.parametrize(
     "kernels", ["torch", pytest.param("cuda", marks=with_cuda_kernels)]
 )
+FAMILIES = [
+    "llama",
+    pytest.param("mistral", marks=pytest.mark.slow),
+    pytest.param("qwen2", marks=pytest.mark.slow),
+    "qwen3",
+]
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +73,7 @@ def on_gpu(monkeypatch: pytest.MonkeyPatch, kernels: str) -> None:
 
 @pytest.mark.parametrize("kernels", ["torch", pytest.param("cuda", marks=needs_cuda_kernels)])
 @pytest.mark.usefixtures("on_gpu")
-@pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3"])
+@pytest.mark.parametrize("family", FAMILIES)
 def test_chunks_decodes_and_latecomers_equal_transformers(
     family: str, kernels: str, folders: Folders
 ) -> None:
