@@ -99,12 +99,10 @@ class Beginning:
         page = await self._store.messages.path(uid, place.session.id, leaf=place.leaf, limit=most)
         return page.messages
 
-    async def messages(
-        self, uid: str, asking: Asking, place: Place, *, is_stored: bool
-    ) -> list[Message]:
+    async def messages(self, uid: str, asking: Asking, place: Place) -> list[Message]:
         """The input, as messages; the last one is what is to be answered. Raises `ApiError`."""
         tail = await self.tail(uid, place)
-        if is_stored and not place.is_head and tail and tail[-1].status == "in_progress":
+        if not place.is_head and tail and tail[-1].status == "in_progress":
             raise ResponseInProgress(tail[-1].response_id or "")
         now_ms = time.time_ns() // 1_000_000
         found = messages_of(
@@ -133,7 +131,7 @@ class Beginning:
             begun = await self._begun(uid, session.id, key, body_hash)
             if begun is not None:
                 return begun, True
-        messages = await self.messages(uid, request, place, is_stored=True)
+        messages = await self.messages(uid, request, place)
         asked = {**request.echo(), "model": self._model(request, session)}
         if place.conversation is not None:
             asked["conversation"] = place.conversation

@@ -164,7 +164,7 @@ class Responses:
         """The conversation so far, and the input."""
         place = await self._beginning.place(call.uid, asking)
         before = await self._beginning.tail(call.uid, place, MAX_HISTORY)
-        new = await self._beginning.messages(call.uid, asking, place, is_stored=False)
+        new = await self._beginning.messages(call.uid, asking, place)
         return [*before, *new]
 
     def _model(self, asking: Asking) -> str:

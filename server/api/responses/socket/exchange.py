@@ -133,7 +133,7 @@ class Exchange:
         request, beginning = self._frame.request, self._beginning
         place = await beginning.place(self._uid, request)
         before = await beginning.tail(self._uid, place, MAX_HISTORY)
-        new = await beginning.messages(self._uid, request, place, is_stored=False)
+        new = await beginning.messages(self._uid, request, place)
         model = request.model or self._services.models.default.name
         async with AsyncExitStack() as leave:
             with named_as_given():

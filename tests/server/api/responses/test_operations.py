@@ -376,6 +376,23 @@ async def test_an_input_that_says_nothing_is_refused(house: House, is_stored: bo
     assert house.engine.num_requests == 0 and await house.hidden() == []
 
 
+@pytest.mark.parametrize("is_stored", [True, False])
+async def test_nothing_follows_an_answer_that_is_being_written(
+    house: House, is_stored: bool
+) -> None:
+    first = await house.answer(background=True, max_output_tokens=400)
+    request = await house.request()
+    request.is_held.add("mid")
+    async with asyncio.timeout(PATIENCE):
+        await request.reached["mid"].wait()
+    http = house.ask(2, previous_response_id=first["id"], store=is_stored)
+    body = await http.body()
+    assert http.status == 409 and body["error"]["code"] == "response_in_progress"
+    request.is_held.clear()
+    request.released.set()
+    await Http(house.workers[0], "DELETE", f"{ROUTE}/{first['id']}").body()
+
+
 async def test_all_of_the_history_is_told_or_nothing(house: House) -> None:
     house.engine.model_config.max_model_len = 8
     first = await house.answer(1, input=" ".join(oracle_word(n) for n in range(1, 5)))
