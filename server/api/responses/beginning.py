@@ -17,7 +17,7 @@ from server.api.responses.request import Asking, ResponsesRequest, named_as_give
 from server.commands.doors.brought import Brought, nothing
 from server.commands.services import Services
 from server.protocol.client_frames import CallOutput, CreateResponse
-from server.protocol.errors import ApiError
+from server.protocol.errors import ApiError, invalid_field
 from sessions.model.errors import (
     IdempotencyKeyReused,
     ResponseInProgress,
@@ -26,7 +26,7 @@ from sessions.model.errors import (
     SessionNotFound,
     StoreUnavailable,
 )
-from sessions.model.ids import derived_session_id, session_of
+from sessions.model.ids import derived_session_id, is_idempotency_key, session_of
 from sessions.model.records import UNSET, Message, Session, Unset
 from sessions.store.kept.responses import KeptResponse
 
@@ -252,9 +252,11 @@ def _input(question: Message) -> Any:
 
 
 def _key(given: str | None) -> str:
-    """The client's own, in a room of its own, or one that nobody uses again."""
+    """The client's own, in a room of its own, or one that nobody uses again. Raises `ApiError`."""
     if given is None:
         return secrets.token_urlsafe(16)
+    if not is_idempotency_key(given):
+        raise invalid_field("Idempotency-Key", "1 to 128 characters of [A-Za-z0-9_-]")
     return f"{DOOR}-{hashlib.sha256(given.encode()).hexdigest()}"
 
 

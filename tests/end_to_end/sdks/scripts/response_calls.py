@@ -169,7 +169,7 @@ def tokens_are_counted():
 
 
 def a_key_asks_once():
-    headers = {"Idempotency-Key": "the same"}
+    headers = {"Idempotency-Key": "the-same"}
     assert _ask(extra_headers=headers) == _ask(extra_headers=headers)
 
 

@@ -290,12 +290,19 @@ async def test_a_removed_response_that_is_followed_leaves_its_text(house: House)
 
 
 async def test_a_key_begins_one_response(house: House) -> None:
-    asks = [house.ask(headers={"idempotency-key": "same key"}) for _ in range(2)]
+    asks = [house.ask(headers={"idempotency-key": "same-key"}) for _ in range(2)]
     bodies = [await ask.body() for ask in asks]
     assert bodies[0] == bodies[1] and house.engine.num_requests == 1
-    other = house.ask(2, headers={"idempotency-key": "same key"})
+    other = house.ask(2, headers={"idempotency-key": "same-key"})
     await other.body()
     assert other.status == 409 and other.headers[b"x-should-retry"] == b"false"
+
+
+@pytest.mark.parametrize("key", ["", "two words", "x" * 129])
+async def test_a_key_has_the_form_of_other_keys(house: House, key: str) -> None:
+    http = house.ask(headers={"idempotency-key": key})
+    body = await http.body()
+    assert http.status == 400 and body["error"]["param"] == "Idempotency-Key"
 
 
 async def test_what_is_not_stored_leaves_nothing(house: House) -> None:
