@@ -134,10 +134,11 @@ class Hub:
     async def publish_updated(
         self, session: Session, by: By = "user", besides: Watcher | None = None
     ) -> None:
-        """`session.updated` to the viewers and the sidebars."""
+        """`session.updated` to the viewers, and to the sidebars unless it is in none."""
         frame = SessionUpdated.of(session, by)
         self.publish_session(frame)
-        await self.tell_user(session.uid, session.id, frame, besides=besides)
+        if not session.hidden:
+            await self.tell_user(session.uid, session.id, frame, besides=besides)
 
     def show_activity(
         self, uid: str, session_id: str, *, active: bool, status: str | None = None

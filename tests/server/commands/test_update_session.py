@@ -33,6 +33,18 @@ async def test_a_change_is_shown_to_viewers_and_to_other_connections(
     assert "session.updated" in kinds(await watching.sent())
 
 
+async def test_a_change_of_a_session_that_is_in_no_list_is_shown_to_no_sidebar(
+    services: Any, hub: Hub, chat: Chat
+) -> None:
+    other = Viewer()
+    await hub.add_watcher(other)
+    hidden = await chat.store.sessions.create("alice", idempotency_key="hidden", hidden=True)
+    shown = UpdateSession(session_id=chat.session_id, title="shown")
+    for frame in (UpdateSession(session_id=hidden.session.id, title="new"), shown):
+        await update_session(services, "alice", frame)
+    assert [frame["session_id"] for frame in await other.sent()] == [chat.session_id]
+
+
 async def test_a_change_that_is_refused_is_shown_to_nobody(
     services: Any, hub: Hub, chat: Chat
 ) -> None:
