@@ -118,7 +118,7 @@ class Messages:
     async def add(
         self, uid: str, session_id: str, messages: Sequence[Message], *, head: str | None
     ) -> None:
-        """Add messages behind the head, all of them or none: a chain that begins below `head`.
+        """Add messages after the head, all of them or none: a chain that begins below `head`.
 
         Viewers see them as any others. Raises `HeadMoved` if that is another message by now,
         `SessionNotFound`, `SessionLocked`, `ResponseInProgress`, `QuotaExceeded`.

@@ -1,7 +1,7 @@
 """The ids of items and conversations, made of ours and read without a table.
 
 A conversation is a session, by another name. An item's id says which message it is of: the text of
-a message has the message's own. Its other items have the same 22 characters behind another word,
+a message has the message's own. Its other items have the same 22 characters after another word,
 and those of which there may be several their place among them.
 """
 

@@ -188,7 +188,7 @@ class _Drafts:
     def next_answer(self) -> _Draft:
         """Likewise for words: one that has some already stays, unless its calls wait for outputs.
 
-        For outputs stand right behind the message with their calls.
+        For outputs stand right after the message with their calls.
         """
         if self._drafts and self._drafts[-1].texts and not self._drafts[-1].calls:
             self.speak(_Draft("assistant"))
@@ -268,7 +268,7 @@ def _take_output(drafts: _Drafts, given: GivenBack, where: str) -> None:
     output = _text(given.output, f"{where}.output")
     _check_length(output, MAX_INPUT_BYTES, f"{where}.output")
     if given.call_id is None or given.call_id not in drafts.waiting:
-        problem = "an output stands behind its call, and no call before it waits for this one"
+        problem = "an output stands after its call, and no call before it waits for this one"
         raise invalid_field(f"{where}.call_id", problem)
     drafts.waiting.remove(given.call_id)
     drafts.outputs().outputs.append({"call_id": given.call_id, "output": output})

@@ -31,7 +31,7 @@ from sessions.model.records import UNSET, Message, Session, Unset
 from sessions.store.kept.responses import KeptResponse
 
 DOOR = "responses"
-MAX_TAIL = 64  # messages at the end of a branch that calls may wait behind
+MAX_TAIL = 64  # messages at the end of a branch that are read for calls without outputs
 
 
 class Place:

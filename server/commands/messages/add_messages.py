@@ -1,4 +1,4 @@
-"""What happens when messages are added: they stand behind the head, all of them or none."""
+"""What happens when messages are added: they stand after the head, all of them or none."""
 
 from collections.abc import Callable, Sequence
 from typing import Final

@@ -1,4 +1,4 @@
--- Adds messages behind the head, all of them or none; each is the parent of the next, and the last is the head then.
+-- Adds messages after the head, all of them or none; each is the parent of the next, and the last is the head then.
 -- KEYS m log msg tree ids runs q share
 -- ok now hidden | not_found | locked reason | busy rid | moved | quota messages/bytes
 read_args({

@@ -91,7 +91,7 @@ def test_calls_that_the_server_has_carried_out_are_there_although_a_question_fol
     assert len(chat_messages("", [user("q"), carried_out, user("and?")], with_calls=False)) == 3
 
 
-def test_outputs_that_came_one_by_one_are_together_behind_their_calls() -> None:
+def test_outputs_that_came_one_by_one_are_together_after_their_calls() -> None:
     messages = [user("q"), calling("", call(0), call(1)), given(1), given(0), calling("answer")]
     told = chat_messages("", messages, with_calls=True)
     assert [message["role"] for message in told] == [

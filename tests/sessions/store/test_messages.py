@@ -131,7 +131,7 @@ def chain(*texts: str, parent: str | None = None) -> list[Message]:
     return messages
 
 
-async def test_added_messages_stand_behind_the_head_and_viewers_hear_of_them(chat: Chat) -> None:
+async def test_added_messages_stand_after_the_head_and_viewers_hear_of_them(chat: Chat) -> None:
     store, session_id = chat.store, chat.session_id
     first = chain("one", "two")
     await store.messages.add("alice", session_id, first, head=None)

@@ -1,7 +1,7 @@
 """The ids of an answer's items: those of its message's (`server/api/items/ids.py`), and of more.
 
 An answer that changes between thoughts and words more than once has several items of a kind; those
-after the first have their place behind the id.
+after the first have their place after the id.
 """
 
 from server.api.items.ids import reasoning_id

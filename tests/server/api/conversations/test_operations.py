@@ -130,7 +130,7 @@ async def test_answers_of_every_route_are_what_openais_types_say(house: House) -
 # ---- adding -------------------------------------------------------------------------------------
 
 
-async def test_added_items_come_behind_the_head_and_are_told_to_viewers(house: House) -> None:
+async def test_added_items_come_after_the_head_and_are_told_to_viewers(house: House) -> None:
     conversation = await house.made(HELLO)
     async with LocalClient(house.worker, History(lambda: None)) as viewer:
         await viewer.reply("session.subscribe", session_id=session_of(conversation))
@@ -282,7 +282,7 @@ async def test_an_item_of_another_branch_is_not_there(house: House) -> None:
 # ---- what is refused ----------------------------------------------------------------------------
 
 FIELDS: list[tuple[str, str, Any, str, tuple[int, str, str | None]]] = [
-    # method, path behind a conversation's (or "" of a new one), body, query, refusal
+    # method, path after a conversation's (or "" of a new one), body, query, refusal
     ("POST", "", {"items": [{}]}, "", (400, "invalid_field", "items[0].role")),
     ("POST", "", {"items": [HELLO] * (MAX_ADDED + 1)}, "", (400, "invalid_field", "items")),
     ("POST", "", {"items": {}}, "", (400, "invalid_field", "items")),

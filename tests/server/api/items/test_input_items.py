@@ -99,7 +99,7 @@ def test_two_things_said_are_two_messages() -> None:
     assert len(stored([THOUGHT, SAID, THOUGHT, SAID])) == 2
 
 
-def test_outputs_stand_right_behind_what_was_said_with_their_calls() -> None:
+def test_outputs_stand_right_after_what_was_said_with_their_calls() -> None:
     answer, outputs = stored([SAID, CALL, THOUGHT, SAID, OTHER_CALL, OTHER_OUTPUT, OUTPUT])
     assert (answer.text, answer.reasoning) == ("Good \n\nGood ", "Hm.")
     assert len(outputs.outputs or ()) == 2

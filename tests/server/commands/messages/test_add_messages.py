@@ -1,4 +1,4 @@
-"""Messages are added behind the head of that moment, whoever else adds some."""
+"""Messages are added after the head of that moment, whoever else adds some."""
 
 from collections.abc import Sequence
 from typing import Any
