@@ -107,7 +107,7 @@ class Exchange(Generic[RequestT]):
         receive = call.request.receive
         async with AsyncExitStack() as leave:
             try:
-                reading = self._repeats.read(self._try(call, data), make, leave)
+                reading = self._repeats.read(try_of(call, self._path, data), make, leave)
                 first = await until_gone(receive, reading.next())
             except ClientGone:
                 return gone()
@@ -115,20 +115,6 @@ class Exchange(Generic[RequestT]):
             if request.stream:
                 return ReplyStream(first, reading, leave.pop_all().aclose)
             return whole(first, reading)
-
-    def _try(self, call: Call, data: bytes) -> Try:
-        key = call.header("Idempotency-Key")
-        number = call.request.headers.get("x-stainless-retry-count")
-        if key is not None and not re.fullmatch(OPTIONAL_KEY.pattern or "", key):
-            raise invalid_field("Idempotency-Key", "1 to 128 characters of [A-Za-z0-9_-]")
-        credential = call.user.credential
-        return Try(
-            credential=call.uid if credential is None else credential.digest,
-            route=self._path,
-            body=data,
-            key=key,
-            number=int(number) if number is not None and _COUNT.fullmatch(number) else None,
-        )
 
     async def _put(self, reply: Reply, answer: StatelessAnswer, request: RequestT) -> None:
         """Make the answer. Raises `ApiError`."""
@@ -159,3 +145,19 @@ class Exchange(Generic[RequestT]):
             raise ApiError("invalid_field", heard.problem, param=param)
         if heard.reason == "error":
             raise ApiError("engine_unavailable", heard.problem)
+
+
+def try_of(call: Call, route: str, data: bytes) -> Try:
+    """What says of a call whether another one repeats it. Raises `ApiError`."""
+    key = call.header("Idempotency-Key")
+    number = call.request.headers.get("x-stainless-retry-count")
+    if key is not None and not re.fullmatch(OPTIONAL_KEY.pattern or "", key):
+        raise invalid_field("Idempotency-Key", "1 to 128 characters of [A-Za-z0-9_-]")
+    credential = call.user.credential
+    return Try(
+        credential=call.uid if credential is None else credential.digest,
+        route=route,
+        body=data,
+        key=key,
+        number=int(number) if number is not None and _COUNT.fullmatch(number) else None,
+    )

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 from msgspec import Meta, Struct
 from starlette.responses import Response
 
+from server.api.openai.exchange import try_of
 from server.api.openai.refusals import not_here, refuse
 from server.api.openai.streams import ClientGone, gone, until_gone
 from server.api.responses.beginning import Beginning
@@ -27,9 +28,11 @@ from server.api.rest.operation import (
     Operation,
     body_of,
     json_response,
+    read_object,
 )
 from server.api.rest.responses import ResponseOperations
 from server.commands.doors.removal import remove_response
+from server.commands.stateless.tries import Try
 from server.protocol.client_frames import MAX_INTEGER, CancelResponse, to_struct
 from server.protocol.errors import ApiError
 from server.protocol.objects import ResponseObject
@@ -136,12 +139,16 @@ class Responses:
         ]
 
     async def create(self, call: Call) -> Response:
-        body = await call.body()
+        data = await call.data()
+        body = read_object(data)
         request: ResponsesRequest = to_struct(body, ResponsesRequest)
         request.check()
         if not request.is_stored:
             return await self._answer_unstored(call, request)
-        kept, _ = await self._beginning.begin(call.uid, request, body, call.request)
+        tried = try_of(call, "/v1/responses", data)
+        kept = await self._repeated(call.uid, tried)
+        if kept is None:
+            kept, _ = await self._beginning.begin(call.uid, request, body, call.request)
         answer = self._answer(call, kept)
         if request.stream:
             return stream(self._context, call, answer)
@@ -150,6 +157,7 @@ class Responses:
         try:
             await until_gone(call.request.receive, _wait(answer))
         except ClientGone:
+            await self._services.stateless.repeats.leave_stored(tried, kept.response_id)
             return gone()
         return json_response(answer.response())
 
@@ -222,6 +230,16 @@ class Responses:
         raise not_here("compact", "say truncation auto, or send the items that are to stay")
 
     # ---- inside ---------------------------------------------------------------------------------
+
+    async def _repeated(self, uid: str, tried: Try) -> KeptResponse | None:
+        """The response that a try before this one has begun, whose client has gone."""
+        response_id = await self._services.stateless.repeats.take_stored(tried)
+        if response_id is None:
+            return None
+        try:
+            return await self._store.kept_responses.get(uid, response_id)
+        except ResponseNotFound:  # it was removed meanwhile
+            return None
 
     async def _kept(self, call: Call) -> KeptResponse | None:
         """None for a response of another door. Raises `ResponseNotFound`."""

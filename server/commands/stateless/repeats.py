@@ -28,6 +28,7 @@ logger = structlog.get_logger("server")
 
 KEPT_SECONDS = 60.0  # the answer to a call with an idempotency key, after its end
 RENEW_SECONDS = 20.0  # the store forgets a key after a minute
+STORED = "-"  # in the place of a worker: any has it
 MAX_LEFT = 256  # calls that wait for their repeats
 MAX_KEPT_BYTES = 64 * 1024 * 1024  # of answers that have ended; the oldest go first
 
@@ -82,6 +83,23 @@ class Repeats:
         reading = Reading(call.reply, self._on_leave)
         leave.push_async_callback(reading.leave)
         return reading
+
+    async def leave_stored(self, tried: Try, answer_id: str) -> None:
+        """The client of an answer that is stored has gone before it had any of it.
+
+        It goes on; a repeat within a minute is given it, by any worker. Raises `ApiError`.
+        """
+        if tried.key is None and tried.may_be_repeated:
+            with translate_store_errors():
+                await self._calls.leave(self._names.name(tried), Place(STORED, answer_id))
+
+    async def take_stored(self, tried: Try) -> str | None:
+        """The answer that this call repeats; no other one is given it. Raises `ApiError`."""
+        if tried.key is not None or not tried.number:
+            return None
+        with translate_store_errors():
+            place = await self._calls.take(self._names.name(tried))
+        return None if place is None else place.call_id
 
     def relay(self, call_id: str, channel: str) -> None:
         """Another worker has a client for this call."""

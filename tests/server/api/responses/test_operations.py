@@ -305,6 +305,43 @@ async def test_a_key_has_the_form_of_other_keys(house: House, key: str) -> None:
     assert http.status == 400 and body["error"]["param"] == "Idempotency-Key"
 
 
+async def left(house: House, **fields: Any) -> str:
+    """The response of a call whose client goes before it has any of it."""
+    http = house.ask(headers={"x-stainless-retry-count": "0"}, **fields)
+    request = await house.request()
+    request.is_held.add("mid")
+    async with asyncio.timeout(PATIENCE):
+        await request.reached["mid"].wait()
+        http.leave()
+        await http.answered
+    (session,) = await house.hidden()
+    response_id = (await house.store.sessions.get(None, session)).active_response_id
+    assert response_id is not None
+    request.released.set()
+    return response_id
+
+
+async def repeated(house: House, number: str = "1", worker: int = 1, **fields: Any) -> Frame:
+    body = {"model": "oracle", "input": oracle_word(1), "max_output_tokens": 50} | fields
+    headers = {"x-stainless-retry-count": number}
+    http = Http(house.workers[worker], "POST", ROUTE, body=body, headers=headers)
+    response: Frame = await http.body()
+    assert http.status == 200 and text_of(response)
+    return response
+
+
+@pytest.mark.parametrize("worker", [0, 1])
+async def test_a_repeat_is_given_the_answer_that_its_first_try_has_begun(
+    house: House, worker: int
+) -> None:
+    first = await left(house, max_output_tokens=50)
+    assert (await repeated(house, worker=worker, temperature=0.5))["id"] != first
+    assert (await repeated(house, number="0", worker=worker))["id"] != first
+    response = await repeated(house, worker=worker)
+    assert response["id"] == first and text_of(response) == oracle_answer(1, 50)
+    assert (await repeated(house, number="2", worker=worker))["id"] != first  # it was given away
+
+
 async def test_what_is_not_stored_leaves_nothing(house: House) -> None:
     response = await house.answer(store=False)
     assert text_of(response) == oracle_answer(1, 4)
