@@ -68,6 +68,7 @@ class Exchange(Generic[RequestT]):
         words: Callable[[StatelessAnswer, RequestT, str], Words],
         param_of: Callable[[str, RequestT], str] = lambda name, _: name,
     ) -> None:
+        self._identities = context.services.identities
         self._answers = context.services.stateless.answers
         self._repeats = context.services.stateless.repeats
         self._models = context.services.models
@@ -108,6 +109,7 @@ class Exchange(Generic[RequestT]):
         async with AsyncExitStack() as leave:
             try:
                 reading = self._repeats.read(try_of(call, self._path, data), make, leave)
+                leave.enter_context(self._identities.holding(call.user, reading.refuse))
                 first = await until_gone(receive, reading.next())
             except ClientGone:
                 return gone()

@@ -165,8 +165,7 @@ class Responses:
         messages = await self._whole(call, request)
         with named_as_given():
             asked = asked_of(request, self._model(request), messages)
-            answers = self._services.stateless.answers
-            return await answer_unstored(answers, call, request, asked)
+            return await answer_unstored(self._services, call, request, asked)
 
     async def _whole(self, call: Call, asking: Asking) -> list[Message]:
         """The conversation so far, and the input."""

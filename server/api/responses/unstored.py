@@ -14,9 +14,10 @@ from server.api.responses.answer.response_object import Outcome
 from server.api.responses.answer.teller import AnswerEvent
 from server.api.responses.event_stream import encode
 from server.api.responses.request import Asking, ResponsesRequest
+from server.api.rest.event_stream import HttpViewer
 from server.api.rest.operation import Call, json_response
+from server.commands.services import Services
 from server.commands.stateless.answer import StatelessAnswer
-from server.commands.stateless.answers import StatelessAnswers
 from server.commands.stateless.asked import Asked, Delta, Ended, Heard
 from server.engines.client import ParsedArguments, ParsedBegin
 from server.generation.answers import Part, Said
@@ -52,13 +53,15 @@ def asked_of(asking: Asking, model: str, messages: Sequence[Message]) -> Asked:
 
 
 async def answer_unstored(
-    answers: StatelessAnswers, call: Call, request: ResponsesRequest, asked: Asked
+    services: Services, call: Call, request: ResponsesRequest, asked: Asked
 ) -> Response:
     """Raises `ApiError` and the store's errors as long as nothing was sent."""
-    receive = call.request.receive
+    receive, viewer = call.request.receive, HttpViewer(call.uid)
     async with AsyncExitStack() as leave:
+        leave.enter_context(services.identities.holding(call.user, viewer.put_error))
         try:
-            answer = await until_gone(receive, answers.begin(call.uid, asked, leave))
+            beginning = services.stateless.answers.begin(call.uid, asked, leave)
+            answer = await until_gone(receive, beginning)
             heard = answer.events()
             leave.push_async_callback(heard.aclose)
             first = await until_gone(receive, next_of(heard))
@@ -68,7 +71,7 @@ async def answer_unstored(
             told = Telling(answer, {**request.echo(), "model": asked.model})
             begin = [*told.begin(), *told.take(first)]
             if request.stream:
-                return TokenStream(_stream(told, begin, heard), leave.pop_all().aclose)
+                return TokenStream(_stream(viewer, told, begin, heard), leave.pop_all().aclose)
             await until_gone(receive, _collect(told, heard))
         except ClientGone:
             return gone()
@@ -135,13 +138,18 @@ async def _collect(told: Telling, heard: AsyncGenerator[Heard, None]) -> None:
 
 
 async def _stream(
-    told: Telling, begin: list[AnswerEvent], heard: AsyncGenerator[Heard, None]
+    viewer: HttpViewer,
+    told: Telling,
+    begin: list[AnswerEvent],
+    heard: AsyncGenerator[Heard, None],
 ) -> AsyncGenerator[bytes, None]:
     yield encode(begin)
     last = begin[-1].sequence_number
     try:
         async with aclosing(heard):
             async for each in heard:
+                if viewer.refusal is not None:
+                    raise viewer.refusal
                 if new := told.take(each):
                     last = new[-1].sequence_number
                     yield encode(new)

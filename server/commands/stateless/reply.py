@@ -79,6 +79,7 @@ class Reading:
         self._reply = reply
         self._on_leave = on_leave
         self._place = 0
+        self._refusal: ApiError | None = None
         reply.readers.add(self)
 
     @property
@@ -91,8 +92,11 @@ class Reading:
 
         It collects until that moment of the loop's clock, unless the reply ends.
         """
-        await self._reply.more(self._place)
-        await self._reply.pause(not_before)
+        if self._refusal is None:
+            await self._reply.more(self._place)
+            await self._reply.pause(not_before)
+        if self._refusal is not None:
+            raise self._refusal
         new, self._place = self._reply.take(self._place)
         if not new and self._reply.error is not None:
             raise self._reply.error
@@ -101,6 +105,10 @@ class Reading:
     def give(self) -> None:
         """From here on the client has something of it."""
         self._reply.is_given = True
+
+    def refuse(self, error: ApiError) -> None:
+        """The rights of who reads here have ended: it is told that, and no part more."""
+        self._refusal = self._refusal or error
 
     async def leave(self) -> None:
         """Nobody reads here any more; what ends with it has ended then. May be called twice."""

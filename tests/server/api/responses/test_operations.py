@@ -1,11 +1,14 @@
 """`/v1/responses` at whole workers: what is asked, told, kept, stopped and removed."""
 
 import asyncio
-from collections.abc import AsyncIterator
+import contextlib
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import pytest
 
+from server.access.identities import User
+from server.protocol.errors import ApiError
 from server.worker.app import Worker
 from sessions.connection.embedded import EmbeddedRedis
 from tests.helpers.patience import PATIENCE
@@ -362,6 +365,36 @@ async def test_what_is_not_stored_ends_with_its_client(house: House, is_streamed
         http.leave()
         await http.answered
         await request.aborted.wait()
+
+
+@pytest.mark.parametrize("path", ["/v1/responses", "/v1/completions"])
+async def test_a_stream_of_which_nothing_is_stored_ends_with_the_rights_of_who_reads_it(
+    house: House, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ends: list[Callable[[ApiError], None]] = []
+
+    @contextlib.contextmanager
+    def holding(user: User, end: Callable[[ApiError], None]) -> Iterator[None]:
+        ends.append(end)
+        yield
+
+    worker = house.workers[0]
+    monkeypatch.setattr(worker.services.identities, "holding", holding)
+    asked: Frame = {"input": oracle_word(1), "store": False, "max_output_tokens": 50}
+    if path == "/v1/completions":
+        asked = {"prompt": oracle_word(1), "max_tokens": 50}
+    http = Http(worker, "POST", path, body={"model": "oracle", "stream": True, **asked})
+    request = await house.request()
+    request.is_held.add("mid")
+    async with asyncio.timeout(PATIENCE):
+        await request.reached["mid"].wait()
+        (end,) = ends
+        end(ApiError("token_invalid", "revoked"))
+        request.is_held.clear()
+        request.released.set()
+        await http.answered
+    last = http.frames[-1]
+    assert "token_invalid" in (last.get("code"), last.get("error", {}).get("code"))
 
 
 async def test_tokens_are_counted_without_an_answer(house: House) -> None:

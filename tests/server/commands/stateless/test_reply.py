@@ -44,6 +44,16 @@ async def test_what_comes_until_a_moment_is_collected_unless_it_is_the_end() -> 
     assert await reading.next(loop.time() + 3600) == b""
 
 
+async def test_whose_rights_have_ended_hears_that_and_no_part_more() -> None:
+    reply = Reply("c")
+    readings = [reading_of(reply) for _ in range(2)]
+    reply.put(b"a")
+    readings[0].refuse(ApiError("token_invalid", "revoked"))
+    with pytest.raises(ApiError, match="revoked"):
+        await readings[0].next()
+    assert await readings[1].next() == b"a"
+
+
 async def test_an_error_comes_after_all_that_was_said() -> None:
     reply = Reply("a")
     reply.put(b"one")
