@@ -73,6 +73,7 @@ print(len(allowed))
     assert larger == [count] * count
 
 
+@pytest.mark.slow
 def test_threads_that_come_late_change_nothing() -> None:
     """Of more threads than processors some are away in most phases, and at the end of steps."""
     run("""

@@ -8,12 +8,14 @@ from playwright.async_api import Browser, BrowserContext, Page, expect
 from tests.end_to_end.browser.test_browser import answers, ask, signed_in, until
 from tests.end_to_end.browser.test_browser import browser as browser  # the fixtures
 from tests.end_to_end.browser.test_browser import context as context
-from tests.end_to_end.browser.test_browser import pytestmark as pytestmark
+from tests.end_to_end.browser.test_browser import pytestmark as needs_browser
 from tests.end_to_end.browser.test_browser_messages import asked, new_session, tabs
 from tests.end_to_end.clients.http_client import Http
 from tests.end_to_end.clients.operators import for_new_user
 from tests.end_to_end.site.harness import Server
 from tests.helpers.tiny_model import oracle_answer, oracle_word
+
+pytestmark = [*needs_browser, pytest.mark.slow]
 
 
 async def test_the_palette_goes_to_chats_that_the_list_has_not_loaded_and_does_things(

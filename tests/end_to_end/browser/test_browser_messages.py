@@ -11,11 +11,13 @@ from playwright.async_api import Browser, BrowserContext, Page, expect
 from tests.end_to_end.browser.test_browser import answers, ask, login_url, signed_in
 from tests.end_to_end.browser.test_browser import browser as browser  # the fixtures
 from tests.end_to_end.browser.test_browser import context as context
-from tests.end_to_end.browser.test_browser import pytestmark as pytestmark
+from tests.end_to_end.browser.test_browser import pytestmark as needs_browser
 from tests.end_to_end.clients.http_client import Http
 from tests.end_to_end.clients.operators import for_new_user
 from tests.end_to_end.site.harness import Server
 from tests.helpers.tiny_model import oracle_answer, oracle_word
+
+pytestmark = [*needs_browser, pytest.mark.slow]
 
 SHORT = {"temperature": 0, "max_output_tokens": 8}  # which ends each answer of this model
 

@@ -9,10 +9,12 @@ from playwright.async_api import Browser, expect
 
 from tests.end_to_end.browser.test_browser import answers, ask, signed_in
 from tests.end_to_end.browser.test_browser import browser as browser  # the fixture
-from tests.end_to_end.browser.test_browser import pytestmark as pytestmark
+from tests.end_to_end.browser.test_browser import pytestmark as needs_browser
 from tests.end_to_end.clients.http_client import admin_token
 from tests.end_to_end.site.harness import TESTING, Server
 from tests.helpers.tiny_model import build_oracle_model, oracle_word
+
+pytestmark = [*needs_browser, pytest.mark.slow]
 
 PICKER = re.compile("^Model: ")
 

@@ -72,6 +72,7 @@ async def test_file_is_served_with_its_template_and_by_its_name(
     await check_served(server, original, "tiny-F32")
 
 
+@pytest.mark.slow
 async def test_a_model_is_served_by_the_name_that_the_list_shows(
     original: Path, tmp_path: Path, new_server: Callable[..., Server]
 ) -> None:

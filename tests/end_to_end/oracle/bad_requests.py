@@ -107,7 +107,7 @@ def _imports() -> Iterator[BadRequest]:
     answer = {**question, "id": "a", "role": "assistant", "parent_id": "q"}
     long = {**question, "content": [{"type": "text", "text": "x" * (128 * 1024 + 1)}]}
     files: dict[str, tuple[list[Any], str, tuple[int, ...]]] = {
-        "system": ([{**question, "role": "system"}], "invalid_field", (400,)),
+        "role": ([{**question, "role": "robot"}], "invalid_field", (400,)),
         "orphan": ([{**question, "parent_id": "x"}], "invalid_field", (400,)),
         "itself": ([{**question, "parent_id": "q"}], "invalid_field", (400,)),
         "child first": ([answer, question], "invalid_field", (400,)),

@@ -72,6 +72,7 @@ def is_renderer(process: psutil.Process) -> bool:
         return False
 
 
+@pytest.mark.slow
 @pytest.mark.row("B69")
 async def test_a_content_that_the_template_loops_over_ends_that_request_only(
     late: Server,

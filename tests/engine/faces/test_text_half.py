@@ -16,6 +16,7 @@ QUESTION: list[Any] = [{"role": "user", "content": "What is on it?"}]
 PICTURE: list[Any] = [{"role": "user", "content": [{"type": "image"}]}]
 
 
+@pytest.mark.slow
 def test_a_conversation_is_answered_as_by_transformers_whole_model(tmp_path: Path) -> None:
     folder = build_family(tmp_path / "llava", "llava")
     (folder / "chat_template.json").write_text(json.dumps({"chat_template": LLAVA}))

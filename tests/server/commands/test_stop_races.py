@@ -301,7 +301,7 @@ async def run_races(redis: EmbeddedRedis, seed: int, count: int) -> Counter[str]
 async def test_a_stop_holds_in_whatever_moment_it_comes(
     redis_server: EmbeddedRedis, race_seed: int
 ) -> None:
-    ends = await run_races(redis_server, race_seed, 24)
+    ends = await run_races(redis_server, race_seed, 16)
     print(dict(sorted(ends.items())))
 
 

@@ -104,7 +104,7 @@ class ScriptedEngine(IdleEngine):
     def __init__(self, dice: Dice) -> None:
         super().__init__(max_model_len=32_768)
         self._dice = dice
-        self.requests: dict[str, Request] = defaultdict(Request)
+        self.requests: defaultdict[str, Request] = defaultdict(Request)
         self.num_requests = 0
         self.was_asked = asyncio.Event()
         self.num_running = 0

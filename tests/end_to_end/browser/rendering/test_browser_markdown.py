@@ -291,6 +291,7 @@ ALLOWED = set(
 )
 
 
+@pytest.mark.slow
 async def test_no_payload_runs_or_asks_for_anything_however_it_is_cut(page: Page) -> None:
     asked: list[str] = []
     page.on("request", lambda request: asked.append(request.url))

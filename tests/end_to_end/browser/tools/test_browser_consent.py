@@ -6,12 +6,13 @@ import re
 from pathlib import Path
 from typing import Any
 
+import pytest
 from playwright.async_api import BrowserContext, Page, expect
 
 from tests.end_to_end.browser.test_browser import answers, ask, until
 from tests.end_to_end.browser.test_browser import browser as browser  # the fixtures
 from tests.end_to_end.browser.test_browser import context as context
-from tests.end_to_end.browser.test_browser import pytestmark as pytestmark
+from tests.end_to_end.browser.test_browser import pytestmark as needs_browser
 from tests.end_to_end.browser.tools.scripts import (
     AGAIN,
     EASTER,
@@ -23,6 +24,8 @@ from tests.end_to_end.browser.tools.scripts import (
 )
 from tests.end_to_end.browser.tools.test_browser_tool_cards import card
 from tests.end_to_end.site.harness import Server
+
+pytestmark = [*needs_browser, pytest.mark.slow]
 
 DAYS = "clock__days_between"
 # Whether there is a Stop button, each time that this changes.

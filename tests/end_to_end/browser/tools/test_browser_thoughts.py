@@ -1,13 +1,16 @@
 """What a model thinks, in real Chromium: a fold that grows, closes, and opens for a reader."""
 
+import pytest
 from playwright.async_api import BrowserContext, Page, expect
 
 from tests.end_to_end.browser.test_browser import answers, ask
 from tests.end_to_end.browser.test_browser import browser as browser  # the fixtures
 from tests.end_to_end.browser.test_browser import context as context
-from tests.end_to_end.browser.test_browser import pytestmark as pytestmark
+from tests.end_to_end.browser.test_browser import pytestmark as needs_browser
 from tests.end_to_end.browser.tools.scripts import THINK, THINK_LONG
 from tests.end_to_end.site.harness import Server
+
+pytestmark = [*needs_browser, pytest.mark.slow]
 
 
 async def asked(context: BrowserContext, server: Server, question: str) -> Page:

@@ -11,7 +11,7 @@ from tests.end_to_end.browser.rendering.test_browser_text import style
 from tests.end_to_end.browser.test_browser import answers, ask
 from tests.end_to_end.browser.test_browser import browser as browser  # the fixtures
 from tests.end_to_end.browser.test_browser import context as context
-from tests.end_to_end.browser.test_browser import pytestmark as pytestmark
+from tests.end_to_end.browser.test_browser import pytestmark as needs_browser
 from tests.end_to_end.browser.tools.injected import Injected, answering
 from tests.end_to_end.browser.tools.scripts import (
     ARGUMENTS,
@@ -22,6 +22,8 @@ from tests.end_to_end.browser.tools.scripts import (
 )
 from tests.end_to_end.clients.http_client import Http
 from tests.end_to_end.site.harness import Server
+
+pytestmark = [*needs_browser, pytest.mark.slow]
 
 # The places of the first text and of the first card, from each frame in which there are both.
 WATCH = """() => {

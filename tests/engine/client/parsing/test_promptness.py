@@ -40,7 +40,8 @@ ENDS = (
     *("", " ", "\n", "x", '"', "\\", "}", "]", '"}', '"}}', '"]}', "0", ",", ": ", "null", "{"),
     *("```", "\n```", "; {", ">", "</", "<|", "é", "1}", "true}}"),
 )
-TAGS = ("<function=", "</function>", "<parameter=", "</parameter>")
+CLOSED = "</parameter>\n</function>\n</tool_call>"  # a tag alone may be part of a value
+TAGS = (CLOSED, "<function=", "</function>", "<parameter=", "</parameter>")
 LONGEST_END = 24
 MAX_PLACES = 8  # where one end of the text is in others
 NUM_OTHERS = 12  # rests of other answers
@@ -128,7 +129,7 @@ def _completed(text: str, others: Sequence[str]) -> Iterator[str]:
         yield from (other[place:] for other, place in places[:MAX_PLACES])
 
 
-NUM_ANSWERS = [(2, 10), pytest.param((10, 30), marks=pytest.mark.slow)]  # and places in each
+NUM_ANSWERS = [(1, 10), pytest.param((10, 30), marks=pytest.mark.slow)]  # and places in each
 
 
 def write(rng: random.Random, grammar: Grammar, *, has_tokens: bool) -> list[str]:

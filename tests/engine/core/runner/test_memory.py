@@ -82,7 +82,12 @@ def assert_same(found: Any, expected: Any) -> None:
 KINDS = [
     pytest.param("llama", {}, id="fused"),
     pytest.param("qwen3", {"dtype": "bfloat16"}, id="fused bfloat16"),
-    pytest.param("qwen2", {"quantization": "int8", "kv_cache_dtype": "int8"}, id="fused int8"),
+    pytest.param(
+        "qwen2",
+        {"quantization": "int8", "kv_cache_dtype": "int8"},
+        marks=pytest.mark.slow,
+        id="fused int8",
+    ),
     pytest.param("llama", {"quantization": "int4"}, id="fused int4"),
     pytest.param("gpt2", {}, id="packed layers"),
     pytest.param("gpt2", {"quantization": "int8"}, marks=pytest.mark.slow, id="packed layers int8"),

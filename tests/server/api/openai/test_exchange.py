@@ -11,12 +11,25 @@ from sessions.connection.embedded import EmbeddedRedis
 from tests.helpers.patience import PATIENCE
 from tests.helpers.redis_server import fresh_prefix
 from tests.helpers.tiny_model import oracle_answer, oracle_word
-from tests.server.helpers.in_process import PATIENT, Dice, Http, ScriptedEngine, running_workers
+from tests.server.helpers.in_process import (
+    PATIENT,
+    Dice,
+    Http,
+    Request,
+    ScriptedEngine,
+    running_workers,
+)
 
 BODIES: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"messages": [{"role": "user", "content": oracle_word(1)}]},
     "/v1/completions": {"prompt": oracle_word(1)},
 }
+
+
+def held() -> Request:
+    request = Request()
+    request.is_held.add("prefill")
+    return request
 
 
 class House:
@@ -36,12 +49,12 @@ class House:
 
     async def break_off(self, http: Http, count: int = 1) -> None:
         """The client leaves before its answer has begun, and its worker knows."""
+        self.engine.requests.default_factory = held  # it has not been asked yet
         async with asyncio.timeout(PATIENCE):
             while self.engine.num_requests < count:
                 self.engine.was_asked.clear()
                 await self.engine.was_asked.wait()
-            for request in self.engine.requests.values():
-                request.is_held.add("prefill")
+            self.engine.requests.default_factory = Request
             http.leave()
             await http.answered
             for worker in self.workers:

@@ -47,7 +47,7 @@ class House:
             made.is_held.update(phases)
             return made
 
-        self.engine.requests.default_factory = request  # type: ignore[attr-defined]
+        self.engine.requests.default_factory = request
 
     async def read(self, response_id: str, query: str = "") -> Http:
         http = Http(self.worker, "GET", f"/v1/responses/{response_id}", query)
