@@ -12,10 +12,12 @@ from server.supervisor.supervisor import request_login_url
 from sessions.directory.credentials import digest_of
 from tests.end_to_end.browser.test_browser import browser as browser
 from tests.end_to_end.browser.test_browser import foreign_page as foreign_page
-from tests.end_to_end.browser.test_browser import pytestmark as pytestmark
+from tests.end_to_end.browser.test_browser import pytestmark as needs_browser
 from tests.end_to_end.clients.http_client import Http
 from tests.end_to_end.clients.operators import new_user
 from tests.end_to_end.site.harness import Server
+
+pytestmark = [*needs_browser, pytest.mark.slow]
 
 
 async def cookies(context: BrowserContext) -> dict[str, str]:

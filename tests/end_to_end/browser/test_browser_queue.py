@@ -6,11 +6,13 @@ from playwright.async_api import BrowserContext, Locator, Page, expect
 from tests.end_to_end.browser.test_browser import answers, ask, until
 from tests.end_to_end.browser.test_browser import browser as browser  # the fixtures
 from tests.end_to_end.browser.test_browser import context as context
-from tests.end_to_end.browser.test_browser import pytestmark as pytestmark
+from tests.end_to_end.browser.test_browser import pytestmark as needs_browser
 from tests.end_to_end.browser.test_browser_messages import messages_of, new_session, tabs, text_of
 from tests.end_to_end.clients.http_client import Http
 from tests.end_to_end.site.harness import Server
 from tests.helpers.tiny_model import oracle_answer, oracle_word
+
+pytestmark = [*needs_browser, pytest.mark.slow]
 
 
 async def begin(page: Page) -> None:

@@ -8,11 +8,13 @@ from playwright.async_api import Browser, BrowserContext, Page, expect
 from tests.end_to_end.browser.test_browser import answers, ask, login_url, signed_in, until
 from tests.end_to_end.browser.test_browser import browser as browser  # the fixtures
 from tests.end_to_end.browser.test_browser import context as context
-from tests.end_to_end.browser.test_browser import pytestmark as pytestmark
+from tests.end_to_end.browser.test_browser import pytestmark as needs_browser
 from tests.end_to_end.clients.http_client import Http
 from tests.end_to_end.clients.operators import for_new_user
 from tests.end_to_end.site.harness import Server
 from tests.helpers.tiny_model import oracle_word
+
+pytestmark = [*needs_browser, pytest.mark.slow]
 
 
 async def test_a_name_that_is_being_typed_stays_typed(

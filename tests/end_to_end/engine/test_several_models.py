@@ -19,6 +19,8 @@ from tests.end_to_end.site.wiring import at_both, pid_of, replica_of
 from tests.helpers.patience import PATIENCE
 from tests.helpers.tiny_model import build_oracle_model, oracle_answer, oracle_word
 
+pytestmark = pytest.mark.slow
+
 GREEDY: dict[str, Any] = {"temperature": 0, "max_output_tokens": 20}
 LONG = {**GREEDY, "max_output_tokens": 150}  # three seconds at this pace
 HUGE_BYTES = 4 << 40
@@ -222,7 +224,6 @@ async def test_a_stop_while_the_model_is_loaded_ends_the_answer_at_once(several:
         assert (await client.done(again)).final == oracle_answer(9, 20)
 
 
-@pytest.mark.slow
 async def test_a_model_whose_files_have_changed_meanwhile_is_read_anew(several: Server) -> None:
     tokenizer = several.data_dir.parent / "other" / "tokenizer.json"
     words = tokenizer.read_text()
@@ -241,7 +242,6 @@ async def test_a_model_whose_files_have_changed_meanwhile_is_read_anew(several: 
         assert (await client.done(response)).final == oracle_answer(9, 20)
 
 
-@pytest.mark.slow
 async def test_an_answer_outlives_its_server_and_waits_for_the_files_of_its_model(
     several: Server,
 ) -> None:

@@ -13,6 +13,8 @@ from tests.end_to_end.site.recovery import is_stored, next_question_works, store
 from tests.helpers.redis_topology import wait_for
 from tests.helpers.tiny_model import oracle_answer, oracle_word
 
+pytestmark = pytest.mark.slow
+
 NewServer = Callable[..., Server]
 
 GREEDY = {"temperature": 0, "max_output_tokens": 200}
@@ -56,7 +58,6 @@ async def test_a_standby_core_takes_over_in_the_middle_of_an_answer(new_server: 
     assert len(server.children("engine.core")) == 2
 
 
-@pytest.mark.slow
 async def test_a_standby_core_that_dies_disturbs_nobody(new_server: NewServer) -> None:
     server = new_server(**STANDBY)
     await said(server, "standby core is ready")

@@ -24,6 +24,8 @@ from tests.engine.test_real_core import Supervised
 from tests.helpers.patience import PATIENCE
 from tests.helpers.tiny_model import build_oracle_model, build_tiny_model, oracle_answer
 
+pytestmark = pytest.mark.slow
+
 FIRST = 41  # the last token of the oracle's prompt
 MIB = 1 << 20
 CACHE_BYTES = 200 * MIB

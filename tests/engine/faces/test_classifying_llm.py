@@ -20,6 +20,8 @@ from engine import (
 )
 from tests.helpers.tiny_model import build_tiny_classifier
 
+pytestmark = pytest.mark.slow
+
 TEXTS = ["The lighthouse keeper wrote a letter", "to the sea", "and the sea wrote back in foam."]
 
 

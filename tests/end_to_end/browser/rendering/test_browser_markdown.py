@@ -11,8 +11,10 @@ from playwright.async_api import BrowserContext, Page, expect
 from tests.end_to_end.browser.rendering.test_browser_text import show
 from tests.end_to_end.browser.test_browser import browser as browser  # the fixtures
 from tests.end_to_end.browser.test_browser import context as context
-from tests.end_to_end.browser.test_browser import pytestmark as pytestmark
+from tests.end_to_end.browser.test_browser import pytestmark as needs_browser
 from tests.end_to_end.site.harness import Server
+
+pytestmark = [*needs_browser, pytest.mark.slow]
 
 # Streams a text into a bubble of its own, cut at these places, and gives the bubble.
 STREAM = """async (text, cuts) => {

@@ -2,14 +2,17 @@
 
 from typing import Any
 
+import pytest
 from playwright.async_api import Browser, BrowserContext, Locator, Page, expect
 
 from tests.end_to_end.browser.test_browser import answers, signed_in
 from tests.end_to_end.browser.test_browser import browser as browser  # the fixtures
 from tests.end_to_end.browser.test_browser import context as context
-from tests.end_to_end.browser.test_browser import pytestmark as pytestmark
+from tests.end_to_end.browser.test_browser import pytestmark as needs_browser
 from tests.end_to_end.clients.http_client import Http
 from tests.end_to_end.site.harness import Server
+
+pytestmark = [*needs_browser, pytest.mark.slow]
 
 TABLE = """
 | Name | Occupation | Birthday | Favourite food | Price |

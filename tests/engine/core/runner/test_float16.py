@@ -13,7 +13,7 @@ from engine import AsyncEngineArgs, AsyncLLM, SamplingParams
 from tests.engine.helpers.greedy_oracle import Folders, families_in, make_prompts
 from tests.engine.helpers.stepped_engine import SteppedEngine
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.slow]
 
 NUM_TOKENS = 16
 NEAR_TIE = 0.02  # of logits of some 5, in 11 bits

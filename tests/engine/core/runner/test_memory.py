@@ -20,7 +20,7 @@ from tests.engine.helpers.greedy_oracle import Folders, families_in, make_prompt
 from tests.engine.helpers.stepped_engine import SteppedEngine
 from tests.helpers.built_kernels import needs_kernels
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.slow]
 
 TAGS = ("weights", "kv_cache")
 

@@ -20,7 +20,7 @@ from engine.sampling_params import SamplingParams
 from tests.engine.helpers.greedy_oracle import Folders, families_in, make_prompts
 from tests.engine.helpers.stepped_engine import Logprobs, SteppedEngine
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.slow]
 
 NUM_BEST = 3
 MAX_DIFFERENCE = 5e-5
