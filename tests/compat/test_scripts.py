@@ -20,6 +20,8 @@ import pytest
 
 from tests.helpers.tiny_model import build_tiny_model
 
+pytestmark = pytest.mark.slow
+
 SECONDS = 120
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]

@@ -15,13 +15,15 @@ from playwright.async_api import Browser, Locator, Page, expect
 
 from tests.end_to_end.admin.test_admin_page import sign_in
 from tests.end_to_end.browser.test_browser import browser as browser  # the fixture
-from tests.end_to_end.browser.test_browser import pytestmark as pytestmark
+from tests.end_to_end.browser.test_browser import pytestmark as needs_browser
 from tests.end_to_end.browser.test_browser_refusals import redis_away
 from tests.end_to_end.clients.http_client import admin_token
 from tests.end_to_end.clients.operators import answering
 from tests.end_to_end.site.harness import Client, Server
 from tests.end_to_end.site.wiring import pid_of, replica_of
 from tests.helpers.patience import PATIENCE
+
+pytestmark = [*needs_browser, pytest.mark.slow]
 
 SILENT = "The server does not answer."
 READ_MS, DEED_MS = 4000, 15_000  # the page's limits

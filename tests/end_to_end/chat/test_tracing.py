@@ -21,6 +21,8 @@ from tests.helpers.patience import PATIENCE
 from tests.helpers.root import ROOT
 from tests.helpers.tiny_model import oracle_answer, oracle_word
 
+pytestmark = pytest.mark.slow
+
 SETTINGS = {"temperature": 0, "max_output_tokens": 20}
 LONG = {"temperature": 0, "max_output_tokens": 1000}
 TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"

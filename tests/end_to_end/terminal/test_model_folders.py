@@ -13,6 +13,8 @@ from tests.helpers.patience import PATIENCE
 from tests.helpers.root import ROOT
 from tests.helpers.tiny_model import build_tiny_model
 
+pytestmark = pytest.mark.slow
+
 # Found by worker, supervisor, the core before and after it has torch, and its first computation.
 CHOSEN = ("tok_missing", "tmpl_syntax", "cfg_layers", "config_vocabulary_larger", "tensor_nan")
 

@@ -12,6 +12,8 @@ from tests.engine.helpers.gguf.cache_folders import add_to_ollama
 from tests.engine.helpers.gguf.gguf_files import write_gguf
 from tests.helpers.tiny_model import build_tiny_model
 
+pytestmark = pytest.mark.slow
+
 GREEDY = SamplingParams(temperature=0, max_tokens=16)
 QUESTION: list[Any] = [{"role": "user", "content": "Hello <|im_end|>, who are you? Příliš 東京"}]
 OPTIONS: dict[str, Any] = {"num_gpu_blocks_override": 100, "threads": 1}

@@ -24,6 +24,8 @@ from tests.engine.test_real_core import Supervised
 from tests.helpers.patience import PATIENCE
 from tests.helpers.tiny_model import build_tiny_model
 
+pytestmark = pytest.mark.slow
+
 ENDS = list(range(5, 380, 6))  # so many that beams end at any length
 PENALTIES = [1.0, 0.0, -1.0, 2.5]
 

@@ -15,7 +15,7 @@ from tests.engine.helpers.lora.adapters import ALL_TARGETS, build_adapter, merge
 from tests.engine.helpers.stepped_engine import SteppedEngine
 from tests.helpers.tiny_model import build_tiny_model
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.slow]
 
 NUM_TOKENS = 16
 MAX_DIFFERENCE = 5e-5  # of logits of some 5: a merged weight is rounded, a sum of products is not
