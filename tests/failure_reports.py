@@ -37,6 +37,7 @@ class FailureReports:
                 keywords={},
                 outcome="failed",
                 longrepr="".join(lines),
+                # A call may also be of collecting, for which this hook is not called.
                 when=call.when,  # type: ignore[arg-type]
                 duration=call.duration,
                 start=call.start,

@@ -46,7 +46,7 @@ class SamplingFields(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     @property
     def asked(self) -> Asked:
         """What is asked for. Raises `ApiError`."""
-        raise NotImplementedError
+        raise NotImplementedError  # each route's body says it of its own fields
 
     @property
     def with_usage(self) -> bool:

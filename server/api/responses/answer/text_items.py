@@ -56,10 +56,10 @@ class TextItem:
 
     def item(self) -> Item:
         """As it is now; while it grows, it has no part yet."""
-        raise NotImplementedError
+        raise NotImplementedError  # each kind has a shape of its own
 
     def _part(self, text: str) -> Item:
-        raise NotImplementedError
+        raise NotImplementedError  # likewise
 
     @property
     def _parts(self) -> list[Item]:

@@ -71,7 +71,7 @@ def stop_all(server: Server, kind: str, count: int) -> tuple[Counter[str], str]:
     began = running_time()
     while (after := figures(server))["requests_running"] + after["requests_waiting"]:
         assert running_time() - began < ENDED_SECONDS, (seed, after)
-        time.sleep(0.05)  # there is no event to wait for
+        time.sleep(0.05)  # figures are asked for: there is no event to wait for
     assert after["kv_blocks_free"] == before["kv_blocks_free"], seed
     after.subtract(before)
     after["seen"] = sum(told["seen"].values())

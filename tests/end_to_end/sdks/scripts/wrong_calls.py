@@ -81,7 +81,10 @@ def a_form_without_its_schema():
 
 def tools_of_a_model_that_knows_none():
     tool = {"type": "function", "function": {"name": "weather", "parameters": {}}}
-    call = lambda: ask(tools=[tool])  # noqa: E731
+
+    def call():
+        return ask(tools=[tool])
+
     _refused(openai.BadRequestError, "tools_not_supported", call, "tools")
 
 
@@ -119,7 +122,10 @@ def too_many_texts():
 
 
 def an_encoding_that_nobody_knows():
-    call = lambda: client.embeddings.create(model=MODEL, input="a", encoding_format="hex")  # noqa: E731
+
+    def call():
+        return client.embeddings.create(model=MODEL, input="a", encoding_format="hex")
+
     _invalid("encoding_format", call)
 
 
@@ -132,7 +138,10 @@ async def vectors_of_a_model_that_nobody_serves_later():
 
 
 def a_route_that_is_not_there():
-    call = lambda: client.post("/images/generations", body={}, cast_to=object)  # noqa: E731
+
+    def call():
+        return client.post("/images/generations", body={}, cast_to=object)
+
     _refused(openai.NotFoundError, "not_found", call)
 
 

@@ -31,6 +31,7 @@ async def test_who_was_overtaken_makes_them_anew(chat: Chat) -> None:
             await add("alice", session_id, [other], head=None)
         await add(*given, **options)
 
+    # In the place of the method, so that somebody else is faster each time.
     store.messages.add = late  # type: ignore[method-assign]
     (message,) = await add_messages(store, "alice", session_id, overtaken)
     assert (calls, message.text) == ([None, other.id], "1 before")

@@ -74,6 +74,7 @@ async def test_a_socket_is_given_up_that_takes_nothing(
             looked.set()
             return int(original())
 
+        # In the place of the method, so that the test sees each look at the buffer.
         socket.get_write_buffer_size = look  # type: ignore[method-assign]
         async with asyncio.timeout(PATIENCE):
             await looked.wait()
