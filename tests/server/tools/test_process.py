@@ -31,7 +31,9 @@ EXAMPLE = Path(__file__).parents[3] / "examples" / "tool_server.py"
 
 def run(folder: Path) -> RunningTools:
     good = {**GOOD, "env": {"FOLDER": str(folder)}, "max_result_bytes": 1000}
-    return RunningTools(folder, {"good": good, "short": program("trickle")})
+    careless = program("trickle", timeout_seconds=PATIENCE)
+    servers = {"good": good, "short": program("trickle"), "careless": careless}
+    return RunningTools(folder, servers)
 
 
 @pytest.fixture(scope="module")
@@ -156,8 +158,10 @@ async def test_a_cancelled_call_is_over_at_once_although_its_server_does_not_car
     client: ToolClient,
     key: str,
 ) -> None:
-    await outcome(client, f"{key}-0", "short__act")
-    call = asyncio.create_task(outcome(client, f"{key}-1", "short__act"))
+    async with asyncio.timeout(PATIENCE):
+        while "careless__act" not in [tool.name for tool in (await client.list_tools(10)).tools]:
+            pass
+    call = asyncio.create_task(outcome(client, f"{key}-1", "careless__act"))
     await client.place()  # answered after the call was taken
     client.cancel(f"{key}-1")
     assert await call == "tool_cancelled"

@@ -13,6 +13,7 @@ from sessions.model.events import Event, ObjectEvent
 from tests.helpers.patience import PATIENCE
 from tests.helpers.redis_server import fresh_prefix
 from tests.helpers.tiny_model import oracle_answer, oracle_word
+from tests.server.helpers.answering import until
 from tests.server.helpers.in_process import Dice, Http, ScriptedEngine, running_workers
 
 
@@ -89,7 +90,8 @@ async def test_what_the_store_does_not_have_is_not_read(house: House) -> None:
 async def test_of_a_log_that_is_gone_there_is_no_end(house: House, worker: int) -> None:
     response_id = await house.begin()
     await read(house.reading(response_id, 1))
-    store = house.workers[0].store
+    store, runs = house.workers[0].store, house.workers[0].services.runs
+    await until(lambda: runs.local(response_id) is None)  # its memory is no log
     await store.client.call("DEL", store.keys.events(f"ses_{response_id[5:27]}", response_id))
     assert await read(house.reading(response_id, worker)) == []
 
