@@ -19,6 +19,7 @@ from server.protocol.client_frames import PURPOSES
 
 SCHEMAS = "#/components/schemas/"
 FORM = "application/x-www-form-urlencoded"
+EVENT_STREAM = "text/event-stream"
 _PARAMETER = re.compile(r"{(\w+)}")
 ID_PATTERNS = {
     "session_id": r"^ses_[A-Za-z0-9_-]{22}$",
@@ -145,14 +146,17 @@ def _answer(kind: Any) -> Document:
     if kind is None:
         return {"description": "Done"}
     kinds = kind if isinstance(kind, tuple) else (kind,)
-    content: Document = {
-        one: {"schema": {"type": "string"}} for one in kinds if _is_media_type(one)
-    }
+    content: Document = {one: _text_schema(one) for one in kinds if _is_media_type(one)}
     bodies = [_json_schema(one) for one in kinds if not _is_media_type(one)]
     if bodies:
         schema = bodies[0] if len(bodies) == 1 else {"anyOf": bodies}
         content["application/json"] = {"schema": schema}
     return {"description": "Done", "content": content}
+
+
+def _text_schema(media_type: str) -> Document:
+    """None of a stream: tools hold each of its events against it, which is no string."""
+    return {} if media_type == EVENT_STREAM else {"schema": {"type": "string"}}
 
 
 def _is_media_type(kind: Any) -> bool:
