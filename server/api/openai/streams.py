@@ -1,6 +1,7 @@
 """Answers to calls whose client must stay: it leaves, and the generation ends."""
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
@@ -36,6 +37,7 @@ class TokenStream(Response):
     ) -> None:
         self._events = events
         self._leave = leave
+        self._sent_at = time.monotonic()
         self.status_code = 200
         self.background = None
         self.init_headers({"Cache-Control": "no-cache, no-transform", "X-Accel-Buffering": "no"})
@@ -52,20 +54,25 @@ class TokenStream(Response):
 
     async def _write(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-        coming = start(next_of(self._events))
+        beating = start(self._beat(send))
         try:
-            while True:
-                done, _ = await asyncio.wait([coming], timeout=HEARTBEAT_SECONDS)
-                event = coming.result() if done else HEARTBEAT
-                if event is None:
-                    break
+            async for event in self._events:
                 await send({"type": "http.response.body", "body": event, "more_body": True})
-                if done:
-                    coming = start(next_of(self._events))
+                self._sent_at = time.monotonic()
         finally:
-            coming.cancel()
-            await asyncio.gather(coming, return_exceptions=True)
+            beating.cancel()
+            await asyncio.gather(beating, return_exceptions=True)
         await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _beat(self, send: Send) -> None:
+        """Whenever nothing was sent for a while."""
+        while True:
+            left = self._sent_at + HEARTBEAT_SECONDS - time.monotonic()
+            if left > 0:
+                await asyncio.sleep(left)
+            else:
+                await send({"type": "http.response.body", "body": HEARTBEAT, "more_body": True})
+                self._sent_at = time.monotonic()
 
 
 async def next_of(events: AsyncGenerator[T, None]) -> T | None:
