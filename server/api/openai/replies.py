@@ -20,17 +20,25 @@ from server.runs.producer import FLUSH_SECONDS
 
 class ReplyStream(Response):
     """Sends events as they come, the first of which is here, and those of 25 ms at a time, as the
-    websocket does. `leave` is called once, at the end, whoever has ended it.
+    websocket does. `leave` is called once, at the end, whoever has ended it. `encode_error` makes
+    the last event of one that cannot go on, and is told how many events were sent.
     """
 
     media_type = "text/event-stream"
 
     def __init__(
-        self, first: bytes, reading: Reading, leave: Callable[[], Awaitable[None]]
+        self,
+        first: bytes,
+        reading: Reading,
+        leave: Callable[[], Awaitable[None]],
+        encode_error: Callable[[ApiError, int], bytes] = lambda error, _: encode_event(
+            {"error": error.body()}
+        ),
     ) -> None:
         self._first = first
         self._reading = reading
         self._leave = leave
+        self._encode_error = encode_error
         self.status_code = 200
         self.background = None
         self.init_headers({"Cache-Control": "no-cache, no-transform", "X-Accel-Buffering": "no"})
@@ -47,14 +55,15 @@ class ReplyStream(Response):
 
     async def _write(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        event, num_sent = self._first, 0
         try:
-            event = self._first
             while event:
                 free_at = asyncio.get_running_loop().time() + FLUSH_SECONDS
                 await send({"type": "http.response.body", "body": event, "more_body": True})
+                num_sent += event.count(b"\ndata: ") + event.startswith(b"data: ")
                 event = await self._next(free_at)
         except ApiError as error:
-            event = encode_event({"error": error.body()})
+            event = self._encode_error(error, num_sent)
             await send({"type": "http.response.body", "body": event, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 

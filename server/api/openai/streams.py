@@ -94,6 +94,17 @@ async def until_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
         await asyncio.gather(working, leaving, return_exceptions=True)
 
 
+async def check_is_here(receive: Receive) -> None:
+    """Raises `ClientGone` if the client has left by now."""
+    leaving = start(_disconnected(receive))
+    await asyncio.sleep(0)  # what has come is taken in one turn
+    is_gone = leaving.done()
+    leaving.cancel()
+    await asyncio.gather(leaving, return_exceptions=True)
+    if is_gone:
+        raise ClientGone
+
+
 async def _disconnected(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass

@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from server.api.openai.exchange import try_of
 from server.api.openai.refusals import not_here, refuse
-from server.api.openai.streams import ClientGone, gone, until_gone
+from server.api.openai.streams import ClientGone, check_is_here, gone, until_gone
 from server.api.responses.beginning import Beginning
 from server.api.responses.event_stream import stream
 from server.api.responses.input_items import ItemsQuery, input_items
@@ -143,29 +143,30 @@ class Responses:
         body = read_object(data)
         request: ResponsesRequest = to_struct(body, ResponsesRequest)
         request.check()
-        if not request.is_stored:
-            return await self._answer_unstored(call, request)
         tried = try_of(call, "/v1/responses", data)
+        if not request.is_stored:
+            return await self._answer_unstored(call, request, tried)
         kept = await self._repeated(call.uid, tried)
         if kept is None:
             kept, _ = await self._beginning.begin(call.uid, request, body, call.request)
         answer = self._answer(call, kept)
-        if request.stream:
-            return stream(self._context, call, answer)
-        if request.background:
+        if request.background and not request.stream:
             return json_response(await answer.now())
         try:
+            if request.stream:
+                await check_is_here(call.request.receive)
+                return stream(self._context, call, answer)
             await until_gone(call.request.receive, _wait(answer))
         except ClientGone:
             await self._services.stateless.repeats.leave_stored(tried, kept.response_id)
             return gone()
         return json_response(answer.response())
 
-    async def _answer_unstored(self, call: Call, request: ResponsesRequest) -> Response:
+    async def _answer_unstored(self, call: Call, request: ResponsesRequest, tried: Try) -> Response:
         messages = await self._whole(call, request)
         with named_as_given():
             asked = asked_of(request, self._model(request), messages)
-            return await answer_unstored(self._services, call, request, asked)
+            return await answer_unstored(self._services, call, request, asked, tried)
 
     async def _whole(self, call: Call, asking: Asking) -> list[Message]:
         """The conversation so far, and the input."""

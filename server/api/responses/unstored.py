@@ -1,24 +1,28 @@
 """A response of which nothing is stored: its client must stay."""
 
 import time
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import AsyncExitStack, aclosing
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
 from typing import Any
 
+import orjson
 from starlette.responses import Response
 
-from server.api.openai.streams import ClientGone, TokenStream, gone, next_of, until_gone
+from server.access.rates import budget_headers
+from server.api.openai.replies import ReplyStream, whole
+from server.api.openai.streams import ClientGone, gone, until_gone
 from server.api.responses.answer.answer_events import AnswerEvents
 from server.api.responses.answer.error_event import error_event
 from server.api.responses.answer.response_object import Outcome
 from server.api.responses.answer.teller import AnswerEvent
 from server.api.responses.event_stream import encode
 from server.api.responses.request import Asking, ResponsesRequest
-from server.api.rest.event_stream import HttpViewer
-from server.api.rest.operation import Call, json_response
+from server.api.rest.operation import Call
 from server.commands.services import Services
 from server.commands.stateless.answer import StatelessAnswer
 from server.commands.stateless.asked import Asked, Delta, Ended, Heard
+from server.commands.stateless.reply import Reply
+from server.commands.stateless.tries import Try
 from server.engines.client import ParsedArguments, ParsedBegin
 from server.generation.answers import Part, Said
 from server.generation.chat_messages import chat_messages
@@ -53,29 +57,58 @@ def asked_of(asking: Asking, model: str, messages: Sequence[Message]) -> Asked:
 
 
 async def answer_unstored(
-    services: Services, call: Call, request: ResponsesRequest, asked: Asked
+    services: Services, call: Call, request: ResponsesRequest, asked: Asked, tried: Try
 ) -> Response:
     """Raises `ApiError` and the store's errors as long as nothing was sent."""
-    receive, viewer = call.request.receive, HttpViewer(call.uid)
-    async with AsyncExitStack() as leave:
-        leave.enter_context(services.identities.holding(call.user, viewer.put_error))
-        try:
-            beginning = services.stateless.answers.begin(call.uid, asked, leave)
-            answer = await until_gone(receive, beginning)
-            heard = answer.events()
-            leave.push_async_callback(heard.aclose)
-            first = await until_gone(receive, next_of(heard))
-            assert first is not None  # each answer has an end
-            if isinstance(first, Ended) and first.reason == "error":
-                raise ApiError("engine_unavailable", first.problem)  # its client tries again
+
+    async def make(reply: Reply) -> None:
+        async with AsyncExitStack() as leave:
+            answer = await services.stateless.answers.begin(call.uid, asked, leave)
+            reply.headers = budget_headers(answer.budget)
             told = Telling(answer, {**request.echo(), "model": asked.model})
-            begin = [*told.begin(), *told.take(first)]
             if request.stream:
-                return TokenStream(_stream(viewer, told, begin, heard), leave.pop_all().aclose)
-            await until_gone(receive, _collect(told, heard))
+                await _put_events(reply, answer, told)
+            else:
+
+                def hear(heard: Heard) -> None:
+                    told.take_first_or_more(heard)
+
+                await answer.tell(hear)
+                reply.put(orjson.dumps(told.response()))
+
+    async with AsyncExitStack() as leave:
+        try:
+            reading = services.stateless.repeats.read(tried, make, leave)
+            leave.enter_context(services.identities.holding(call.user, reading.refuse))
+            first = await until_gone(call.request.receive, reading.next())
         except ClientGone:
             return gone()
-        return json_response(told.response())
+        reading.give()
+        if request.stream:
+            return ReplyStream(first, reading, leave.pop_all().aclose, _encode_error)
+        return whole(first, reading)
+
+
+async def _put_events(reply: Reply, answer: StatelessAnswer, told: "Telling") -> None:
+    """Raises `ApiError` as long as there is none."""
+    number = 0
+
+    def hear(heard: Heard) -> None:
+        nonlocal number
+        if new := told.take_first_or_more(heard):
+            number = new[-1].sequence_number + 1
+            reply.put(encode(new))
+
+    try:
+        await answer.tell(hear)
+    except ApiError as error:
+        if not number:
+            raise
+        reply.put(_encode_error(error, number))
+
+
+def _encode_error(error: ApiError, number: int) -> bytes:
+    return encode([error_event(error, number)])
 
 
 class Telling:
@@ -86,8 +119,21 @@ class Telling:
         asked = {**echo, "id": answer.id, "created_at": int(time.time())}
         self._told = AnswerEvents(asked, new_message_id())
         self._calls = CallLedger(answer.id)
+        self._has_heard = False
         self.response = self._told.response
         self.begin = self._told.begin
+
+    def take_first_or_more(self, heard: Heard) -> list[AnswerEvent]:
+        """The same as `take`, after what `begin` gives. Raises `ApiError` too if nothing is said
+        because the engine has failed: its client tries again.
+        """
+        if self._has_heard:
+            return self.take(heard)
+        if isinstance(heard, Ended) and heard.reason == "error":
+            raise ApiError("engine_unavailable", heard.problem)
+        begin, new = self.begin(), self.take(heard)
+        self._has_heard = True
+        return [*begin, *new]
 
     def take(self, heard: Heard) -> list[AnswerEvent]:
         """Raises `ApiError` for what the engine does not take."""
@@ -130,28 +176,3 @@ class Telling:
             "cached_tokens": self._answer.num_cached_tokens,
             "output_tokens": self._answer.num_output_tokens,
         }
-
-
-async def _collect(told: Telling, heard: AsyncGenerator[Heard, None]) -> None:
-    async for each in heard:
-        told.take(each)
-
-
-async def _stream(
-    viewer: HttpViewer,
-    told: Telling,
-    begin: list[AnswerEvent],
-    heard: AsyncGenerator[Heard, None],
-) -> AsyncGenerator[bytes, None]:
-    yield encode(begin)
-    last = begin[-1].sequence_number
-    try:
-        async with aclosing(heard):
-            async for each in heard:
-                if viewer.refusal is not None:
-                    raise viewer.refusal
-                if new := told.take(each):
-                    last = new[-1].sequence_number
-                    yield encode(new)
-    except ApiError as error:
-        yield encode([error_event(error, last + 1)])

@@ -11,6 +11,7 @@ from server.access.identities import User
 from server.protocol.errors import ApiError
 from server.worker.app import Worker
 from sessions.connection.embedded import EmbeddedRedis
+from sessions.model.ids import session_of
 from tests.helpers.patience import PATIENCE
 from tests.helpers.redis_server import fresh_prefix
 from tests.helpers.tiny_model import oracle_answer, oracle_word
@@ -343,6 +344,24 @@ async def test_a_repeat_is_given_the_answer_that_its_first_try_has_begun(
     response = await repeated(house, worker=worker)
     assert response["id"] == first and text_of(response) == oracle_answer(1, 50)
     assert (await repeated(house, number="2", worker=worker))["id"] != first  # it was given away
+
+
+async def test_a_stream_whose_client_leaves_before_it_begins_is_given_to_its_repeat(
+    house: House,
+) -> None:
+    http = house.ask(headers={"x-stainless-retry-count": "0"}, stream=True)
+    http.leave()
+    async with asyncio.timeout(PATIENCE):
+        await http.answered
+    assert http.frames == []
+    (session,) = await house.hidden()
+    headers = {"x-stainless-retry-count": "1"}
+    repeat = house.ask(headers=headers, stream=True)
+    async with asyncio.timeout(PATIENCE):
+        await repeat.answered
+    assert session_of(repeat.frames[0]["response"]["id"]) == session
+    assert told(repeat.frames) == oracle_answer(1, 4)
+    assert await house.hidden() == [session]
 
 
 async def test_what_is_not_stored_leaves_nothing(house: House) -> None:
