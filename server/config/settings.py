@@ -18,6 +18,7 @@ import msgspec
 from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
+from server.config.engines import NATIVE, EngineEntry, listed_engines, parse_engines
 from server.config.intervals import SHORTENED, Intervals
 from server.config.limits import MIN_SECRET_CHARACTERS, Limits
 from server.config.models import DEMO, MAX_MODELS, ModelSource, model_sources, parse_model
@@ -97,7 +98,13 @@ class Settings(BaseSettings):
         description="A model that is not the default one is let go after this many seconds "
         "without a request; 0 = never.",
     )
-    workers: int = Field(1, ge=1, le=64, description="Web processes that share one engine.")
+    engines: Annotated[tuple[str, ...], NoDecode] = Field(
+        (NATIVE,),
+        description="What computes the answers, separated by commas: "
+        "`KIND[*COUNT][=URL][;option=value]...`, such as `native*2`. Kinds are native, our own on "
+        "this machine, and of an address vllm, sglang, llamacpp and openai.",
+    )
+    workers: int = Field(1, ge=1, le=64, description="Web processes that share the engines.")
     pace: float | None = Field(
         None,
         ge=0,
@@ -298,6 +305,17 @@ class Settings(BaseSettings):
             raise ValueError("each model, and each name, can be given once")
         return value
 
+    @field_validator("engines", mode="before")
+    @classmethod
+    def _listed_engines(cls, value: object) -> object:
+        return listed_engines(value) if isinstance(value, str) else value
+
+    @field_validator("engines")
+    @classmethod
+    def _known_engines(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        parse_engines(value)
+        return value
+
     @field_validator("redis_url")
     @classmethod
     def _known_redis(cls, value: str | None) -> str | None:
@@ -386,6 +404,11 @@ class Settings(BaseSettings):
     def models(self) -> tuple[ModelSource, ...]:
         """What is served, the default one first."""
         return tuple(map(parse_model, self.model))
+
+    @property
+    def engine_entries(self) -> tuple[EngineEntry, ...]:
+        """The engines that answer, each for itself."""
+        return parse_engines(self.engines)
 
     @property
     def effective_log_format(self) -> str:

@@ -6,9 +6,10 @@ A kind is a module or a folder beside this file with the functions of `EngineKin
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
+from server.config.engines import GROUP, EngineEntry
 from server.engines import native
 from server.engines.client import CoreState, EngineClient, ServedModel
-from server.engines.managed import ManagedEngine
+from server.engines.managed import EngineSetupError, ManagedEngine
 
 if TYPE_CHECKING:
     from server.config.models import ModelSource
@@ -23,11 +24,14 @@ class EngineKind(Protocol):
         self,
         settings: "Settings",
         model: "ModelSource",
+        entry: EngineEntry,
         wake: Callable[[], None],
         on_progress: Callable[[float], None] | None = None,
         most_free: Callable[[], int | None] | None = None,
     ) -> ManagedEngine:
         """Prepare an engine for the supervisor, whose `watch` is due whenever `wake` was called.
+
+        `entry` is what the operator says of it.
 
         In any thread, and it may take long: files are fetched, of which `on_progress` hears the
         share that has come, perhaps in further threads. Raises `EngineSetupError`, also instead of
@@ -69,6 +73,11 @@ class EngineKind(Protocol):
 KINDS: dict[str, EngineKind] = {"native": native}
 
 
-def chosen_kind(settings: "Settings") -> str:
-    """The name of the kind that an operator's settings ask for."""
-    return "native"
+def chosen_entry(settings: "Settings") -> EngineEntry:
+    """The engine that answers; several are one of the kind `group`. Raises `EngineSetupError`."""
+    entries = settings.engine_entries
+    for entry in entries:
+        if entry.kind not in KINDS:
+            raise EngineSetupError(f"engines of the kind {entry.kind} are not built in")
+    is_alone = len(entries) == 1 and (entries[0].url is None or len(settings.model) == 1)
+    return entries[0] if is_alone else EngineEntry(GROUP, GROUP)

@@ -13,6 +13,7 @@ from functools import partial
 
 import structlog
 
+from server.config.engines import EngineEntry
 from server.config.models import ModelState, ModelStatus, discreet, gb
 from server.config.settings import Settings
 from server.engines.kinds import EngineKind
@@ -30,12 +31,15 @@ LOG_PROGRESS_SECONDS = 10.0  # between two lines of the log on it
 
 
 class ModelKeepers:
-    """`on_change` hears that a status has changed. `now` is replaced in tests."""
+    """`entry` is the engine of each model, and `kind` its kind.
+
+    `on_change` hears that a status has changed. `now` is replaced in tests.
+    """
 
     def __init__(
         self,
         settings: Settings,
-        kind_name: str,
+        entry: EngineEntry,
         kind: EngineKind,
         *,
         wake: Callable[[], None],
@@ -43,7 +47,7 @@ class ModelKeepers:
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self._settings = settings
-        self._kind = kind
+        self._entry, self._kind = entry, kind
         self._wake = wake
         self._now = now
         self._models: dict[str, KeptModel] = {}
@@ -51,7 +55,7 @@ class ModelKeepers:
             name = kind.name_of(source)
             if name in self._models:
                 raise EngineSetupError(f"two models have the name {name}: give one as NAME={name}")
-            status = ModelStatus(name=name, kind=kind_name)
+            status = ModelStatus(name=name, kind=entry.kind)
             self._models[name] = KeptModel(source, status, on_change)
         self._default = next(iter(self._models.values()))
         self._room = ModelRoom(self._models.values(), partial(kind.free_bytes, settings))
@@ -91,7 +95,7 @@ class ModelKeepers:
     def prepare_default(self) -> ManagedEngine:
         """Its files are known when this returns. Raises `EngineSetupError`."""
         model = self._default
-        engine = self._kind.manage(self._settings, model.source, self._wake)
+        engine = self._kind.manage(self._settings, model.source, self._entry, self._wake)
         self._know(model, engine)
         return engine
 
@@ -218,6 +222,7 @@ class ModelKeepers:
             return self._kind.manage(
                 self._settings,
                 model.source,
+                self._entry,
                 self._wake,
                 partial(self._note_fetched, model),
                 self._room.most_free_bytes,

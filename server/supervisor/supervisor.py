@@ -24,7 +24,7 @@ from rich.markup import escape
 from server.config.settings import Settings, read_or_create_secret
 from server.config.worker import SharedConfig, WorkerSettings
 from server.engines.client import ValidationError
-from server.engines.kinds import KINDS, chosen_kind
+from server.engines.kinds import KINDS, chosen_entry
 from server.engines.managed import EngineSetupError, ManagedEngine
 from server.engines.tracing import check_endpoint
 from server.supervisor.models import ModelKeepers
@@ -101,11 +101,11 @@ class Supervisor:
         self._take_tools()
         self._prepare_data_dir()
         self._listener = self._listen()
-        kind = chosen_kind(self._settings)
+        entry = chosen_entry(self._settings)
         models = self._models = ModelKeepers(
             self._settings,
-            kind,
-            KINDS[kind],
+            entry,
+            KINDS[entry.kind],
             wake=lambda: self._wake(b"c"),
             on_change=self._tell_models,
         )

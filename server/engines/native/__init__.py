@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from server.engines.native.connection import connect, read_tokenizer, served_model
 
 if TYPE_CHECKING:
+    from server.config.engines import EngineEntry
     from server.config.models import ModelSource
     from server.config.settings import Settings
     from server.engines.native.core_keeper import CoreKeeper
@@ -28,6 +29,7 @@ __all__ = [
 def manage(
     settings: "Settings",
     model: "ModelSource",
+    entry: "EngineEntry",
     wake: Callable[[], None],
     on_progress: Callable[[float], None] | None = None,
     most_free: Callable[[], int | None] | None = None,

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from server.config.engines import SOLE, EngineEntry
 from server.config.models import ModelFacts, ModelSource, ModelState, ModelStatus
 from server.config.settings import Settings, load_settings
 from server.engines.kinds import EngineKind
@@ -77,6 +78,7 @@ class Kind:
         self,
         settings: Settings,
         model: ModelSource,
+        entry: EngineEntry,
         wake: Callable[[], None],
         on_progress: Callable[[float], None] | None = None,
         most_free: Callable[[], int | None] | None = None,
@@ -112,7 +114,7 @@ class Machine:
         protocol: EngineKind = kind
         self.keepers = ModelKeepers(
             load_settings({"model": ",".join(needs), **settings}, {}),
-            "native",
+            SOLE,
             protocol,
             wake=lambda: None,
             on_change=lambda: self.told.append(self.keepers.statuses),

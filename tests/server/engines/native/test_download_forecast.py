@@ -46,6 +46,7 @@ def prepare(
     """What the supervisor is told, with so much memory and disk."""
     program = (
         "import sys\n"
+        "from server.config.engines import SOLE\n"
         "from server.config.settings import load_settings\n"
         "from server.engines.managed import EngineSetupError\n"
         "from server.engines.native import download_forecast, manage\n"
@@ -53,7 +54,7 @@ def prepare(
         f"settings = load_settings({settings | {'model': model}}, {{}})\n"
         f"most_free = lambda: {memory}\n"
         "try:\n"
-        "    engine = manage(settings, settings.models[0], lambda: None, None, most_free)\n"
+        "    engine = manage(settings, settings.models[0], SOLE, lambda: None, None, most_free)\n"
         "    engine.stop()\n"
         "    print('ready')\n"
         "except EngineSetupError as error: print(f'error: {error}')"

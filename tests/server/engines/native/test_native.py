@@ -10,6 +10,7 @@ import pytest
 
 from engine import AsyncLLM, demo_model
 from engine.client.parsing.formats import FORMATS
+from server.config.engines import SOLE
 from server.config.settings import AnswerFormat, load_settings
 from server.engines.client import EngineClient, UnsupportedModelError
 from server.engines.managed import EngineSetupError
@@ -45,7 +46,7 @@ def test_workers_read_answers_as_the_operator_says(name: str | None) -> None:
 )
 def test_a_managed_core_has_a_socket_of_its_own_until_it_is_stopped(model: str, name: str) -> None:
     settings = load_settings({"model": model}, {})
-    engine = manage(settings, settings.models[0], lambda: None)
+    engine = manage(settings, settings.models[0], SOLE, lambda: None)
     options = msgspec.convert(engine.connect_options, ConnectOptions)
     folder = Path(options.address.removeprefix("ipc://")).parent
     assert folder.stat().st_mode & 0o777 == 0o700
@@ -70,7 +71,7 @@ class EndingKeeper(CoreKeeper):
 
 def test_what_a_core_has_taken_may_be_asked_while_another_thread_ends_it() -> None:
     settings = load_settings({"model": "demo"}, {})
-    engine = manage(settings, settings.models[0], lambda: None)
+    engine = manage(settings, settings.models[0], SOLE, lambda: None)
     engine.__class__ = EndingKeeper
     core: Any = SimpleNamespace(pid=os.getpid(), report={"standby_bytes": 1})
     engine._core = core
@@ -86,7 +87,7 @@ def test_a_managed_core_knows_whether_its_files_are_still_the_same(
 ) -> None:
     folder = shutil.copytree(demo_model(), tmp_path / "m")
     settings = load_settings({"model": str(folder)}, {})
-    engine = manage(settings, settings.models[0], lambda: None)
+    engine = manage(settings, settings.models[0], SOLE, lambda: None)
     assert engine.is_current
     match way:
         case "other weights":
@@ -102,7 +103,7 @@ def test_a_managed_core_knows_whether_its_files_are_still_the_same(
 def test_a_folder_that_holds_no_model_is_refused_in_one_line(tmp_path: Path) -> None:
     settings = load_settings({"model": str(tmp_path)}, {})
     with pytest.raises(EngineSetupError) as refusal:
-        manage(settings, settings.models[0], lambda: None)
+        manage(settings, settings.models[0], SOLE, lambda: None)
     assert "\n" not in str(refusal.value) and str(tmp_path) in str(refusal.value)
 
 

@@ -1,0 +1,163 @@
+"""The engines that an operator names, by `PARLEY_ENGINES`: what each is, and where it is reached.
+
+One entry of the list is `KIND[*COUNT][=URL][;option=value]...`. Nothing is looked at here but the
+text: whether such an engine is there, its own kind finds out.
+"""
+
+import difflib
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import urlsplit
+
+NATIVE = "native"  # our own, on this machine
+GROUP = "group"  # several engines as one, which nobody asks for by this name
+REMOTE_KINDS = ("vllm", "sglang", "llamacpp", "openai")  # of an address
+MAX_ENGINES = 64
+MAX_WEIGHT = 1000.0
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,63}")
+ENTRY = re.compile(r"(?P<kind>[^*=;]+)(?:\*(?P<count>[^=;]*))?(?:=(?P<url>[^;]*))?(?P<rest>;.*)?")
+OPTIONS = {
+    "weight": "its share of the answers, beside those of the others",
+    "name": "what administrators call it",
+    "for": "the model that it serves, where there are several",
+}
+REMOTE_OPTIONS = OPTIONS | {
+    "key": "the file with the key that it asks for",
+    "ca": "the file with the certificates that its own is checked against",
+    "model": "what it calls the model",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class EngineEntry:
+    """One engine. What its kind alone understands is in `options`, as it was written."""
+
+    kind: str
+    name: str  # what administrators call it: no other engine of this server has it
+    url: str | None = None  # without a slash at its end; None: it is ours
+    weight: float = 1.0
+    options: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def key_file(self) -> Path | None:
+        """With what it is asked; None: it asks for no key."""
+        return self._file("key")
+
+    @property
+    def ca_file(self) -> Path | None:
+        """None: what the system trusts."""
+        return self._file("ca")
+
+    @property
+    def model(self) -> str | None:
+        """What it calls the model, if somebody has said that."""
+        return self.options.get("model")
+
+    @property
+    def serves(self) -> str | None:
+        """The name of the one model that it is for, if somebody has said that."""
+        return self.options.get("for")
+
+    def _file(self, option: str) -> Path | None:
+        value = self.options.get(option)
+        return None if value is None else Path(value).expanduser().absolute()
+
+
+SOLE = EngineEntry(NATIVE, NATIVE)  # what answers when nobody says anything
+
+
+def listed_engines(text: str) -> tuple[str, ...]:
+    """A list in one text, separated by commas or spaces."""
+    return tuple(part for part in re.split(r"[,\s]+", text) if part)
+
+
+def parse_engines(texts: Iterable[str]) -> tuple[EngineEntry, ...]:
+    """One entry for each engine: `native*2` is two of them. Raises ValueError."""
+    entries: list[EngineEntry] = []
+    for text in texts:
+        entries += _parse(text, entries)
+    if not 1 <= len(entries) <= MAX_ENGINES:
+        raise ValueError(f"from 1 to {MAX_ENGINES} engines can be named")
+    names = [entry.name for entry in entries]
+    if twice := {name for name in names if names.count(name) > 1}:
+        raise ValueError(f"two engines have the name {min(twice)}: give one as ;name=NAME")
+    if len(entries) == 1 and entries[0] == EngineEntry(NATIVE, "native-1"):
+        return (SOLE,)
+    return tuple(entries)
+
+
+def _parse(text: str, before: Iterable[EngineEntry]) -> list[EngineEntry]:
+    found = ENTRY.fullmatch(text)
+    if found is None:
+        raise ValueError(f"{text!r} is no engine: KIND[*COUNT][=URL][;option=value]...")
+    kind, options = found["kind"], _options(found["kind"], found["rest"] or "")
+    count, url = _count(found["count"]), _url(kind, found["url"])
+    if url is not None and count > 1:
+        raise ValueError(f"{kind}: each engine of an address is named for itself")
+    weight = _weight(options.pop("weight", "1"))
+    given = options.pop("name", None)
+    if given is not None and not NAME.fullmatch(given):
+        raise ValueError(f"{given!r} is no name: letters, digits, '.', '_', ':' and '-'")
+    first = 1 + sum(entry.kind == kind for entry in before)
+    names = [given] if given and count == 1 else []
+    names = names or [f"{given or kind}-{(1 if given else first) + i}" for i in range(count)]
+    return [EngineEntry(kind, name, url, weight, options) for name in names]
+
+
+def _options(kind: str, rest: str) -> dict[str, str]:
+    if kind != NATIVE and kind not in REMOTE_KINDS:
+        kinds = ", ".join((NATIVE, *REMOTE_KINDS))
+        raise ValueError(f"{kind!r} is no kind of engine: there are {kinds}")
+    known = OPTIONS if kind == NATIVE else REMOTE_OPTIONS
+    options: dict[str, str] = {}
+    for part in filter(None, rest.split(";")):
+        name, _, value = part.partition("=")
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            raise ValueError(f"{kind} has no option {name!r}{hint}")
+        if not value or name in options:
+            raise ValueError(f"{kind}: the option {name} has one value")
+        options[name] = value
+    return options
+
+
+def _count(text: str | None) -> int:
+    if text is None:
+        return 1
+    if not re.fullmatch("[0-9]{1,3}", text) or not 1 <= int(text) <= MAX_ENGINES:
+        raise ValueError(f"{text!r} engines: from 1 to {MAX_ENGINES} can be named")
+    return int(text)
+
+
+def _weight(text: str) -> float:
+    try:
+        weight = float(text)
+    except ValueError:
+        weight = 0.0
+    if not 0 < weight <= MAX_WEIGHT:  # not either of what is no number
+        raise ValueError(f"weight={text}: a number above 0, of at most {MAX_WEIGHT:g}")
+    return weight
+
+
+def _url(kind: str, text: str | None) -> str | None:
+    if kind == NATIVE:
+        if text is not None:
+            raise ValueError(f"{NATIVE} has no address: it runs on this machine")
+        return None
+    if text is None:
+        raise ValueError(f"{kind} needs an address: {kind}=https://HOST:PORT")
+    if "@" in text:  # before anything that would repeat it
+        raise ValueError(f"{kind}: a key belongs in a file, which ;key=FILE names")
+    try:
+        parts = urlsplit(text)
+        has_port = parts.port is None or parts.port > 0
+    except ValueError:
+        parts, has_port = urlsplit(""), False
+    if parts.scheme not in ("http", "https") or not parts.hostname or not has_port:
+        raise ValueError(f"{kind}: {text} is no address; one looks like https://HOST:PORT")
+    if parts.query or parts.fragment:
+        raise ValueError(f"{kind}: an address ends with its path")
+    return text.rstrip("/")
