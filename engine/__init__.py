@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from engine.client.args import AsyncEngineArgs, EngineArgs
     from engine.client.async_llm import AsyncLLM, AsyncLLMEngine
     from engine.client.launcher import CoreProcess, PrivateDirectory
-    from engine.client.requests.core_connection import CoreState
+    from engine.client.requests.core_link import CoreState, Exactness
     from engine.client.requests.inputs import TextPrompt, TokensPrompt
     from engine.client.results.generation_result import GenerationResult
     from engine.client.text.tokenizer import Tokenizer
@@ -95,6 +95,7 @@ __all__ = [
     "EngineError",
     "EngineGenerateError",
     "EngineStartError",
+    "Exactness",
     "GenerationResult",
     "GenerationTask",
     "LLMEngine",
@@ -168,7 +169,10 @@ _HOMES = {
         "CoreProcess",
         "PrivateDirectory",
     ),
-    "engine.client.requests.core_connection": ("CoreState",),
+    "engine.client.requests.core_link": (
+        "CoreState",
+        "Exactness",
+    ),
     "engine.client.requests.inputs": (
         "TextPrompt",
         "TokensPrompt",

@@ -36,7 +36,8 @@ from engine.client.parsing.parser import AnswerParser
 from engine.client.parts import EngineParts, constructor_args, release, start_parts
 from engine.client.requests.collector import RequestOutputCollector
 from engine.client.requests.core_client import CoreClient, StateCallback
-from engine.client.requests.core_connection import STALL_SECONDS
+from engine.client.requests.core_connection import STALL_SECONDS, CoreConnection
+from engine.client.requests.core_link import CoreLink
 from engine.client.requests.inputs import (
     Prompt,
     bad_word_ids,
@@ -115,7 +116,7 @@ class AsyncLLM(EngineControl):
         super().__init__(_parts)
         self._searches = BeamSearches(_parts.client)
         self._release = weakref.finalize(
-            self, release, os.getpid(), _parts.client.connection, *_parts.owned
+            self, release, os.getpid(), _parts.client.link, *_parts.owned
         )
         if stat_loggers:
             self._stat_loggers.add_all(stat_loggers, self.vllm_config)
@@ -143,7 +144,7 @@ class AsyncLLM(EngineControl):
     @classmethod
     def connect(
         cls,
-        address: str,
+        address: str | CoreLink,
         *,
         model: str,
         served_model_name: str | None = None,
@@ -158,6 +159,8 @@ class AsyncLLM(EngineControl):
     ) -> "AsyncLLM":
         """Join a core that somebody else starts and watches; it may not be there yet.
 
+        `address` is that of a core of ours; or it is a link to another engine, which knows itself
+        when that stalls.
         `model` is the local folder (for the tokenizer: `UnsupportedModelError` if it has none).
         `tokenizer` is another folder for it, or one that has been read.
         Joining begins in the running event loop, or with the first call that has one.
@@ -176,12 +179,14 @@ class AsyncLLM(EngineControl):
             tokenizer = Tokenizer(tokenizer or model)
         own_tokenizer = tokenizer
         own_tokenizer.chat_template.start()
+        link = address
+        if isinstance(link, str):
+            link = CoreConnection(link, reconnect=True, stall_seconds=stall_seconds)
         client = CoreClient(
-            address,
+            link,
             own_tokenizer,
             reconnect=True,
             resubmit=resubmit,
-            stall_seconds=stall_seconds,
             max_num_queued_reqs=max_num_queued_reqs,
             max_num_queued_tokens=max_num_queued_tokens,
             on_core_state=on_core_state,
@@ -208,7 +213,7 @@ class AsyncLLM(EngineControl):
         of `AsyncEngineArgs.shutdown_timeout`. Idempotent.
         """
         self._client.shut_down("the engine was shut down")
-        self._client.connection.close()
+        self._client.link.close()
         self.tokenizer.close()
         self._end_core(timeout)
 
@@ -221,7 +226,7 @@ class AsyncLLM(EngineControl):
     async def shutdown_background_loop(self) -> None:
         """As `shutdown`, without blocking the event loop meanwhile."""
         self._client.shut_down("the engine was shut down")
-        self._client.connection.close()
+        self._client.link.close()
         self.tokenizer.close()
         await asyncio.to_thread(self._end_core)
 

@@ -18,6 +18,7 @@ from engine.client.download import resolve_model
 from engine.client.launcher import STOP_TIMEOUT_SECONDS, CoreProcess, PrivateDirectory
 from engine.client.requests.core_client import CoreClient
 from engine.client.requests.core_connection import STALL_SECONDS, CoreConnection
+from engine.client.requests.core_link import CoreLink
 from engine.client.requests.request_state import RequestState
 from engine.client.text.tokenizer import Tokenizer
 from engine.tracing.endpoint import open_tracing
@@ -121,15 +122,16 @@ def start_parts(engine_args: EngineArgs) -> EngineParts:
         undo.callback(tokenizer.close)
         tokenizer.try_chat_template()
         core.wait_ready()
+        connection = CoreConnection(directory.address, reconnect=False)
+        undo.callback(connection.close)
         client = CoreClient(
-            directory.address,
+            connection,
             tokenizer,
             reconnect=False,
             max_num_queued_reqs=engine_args.max_num_queued_reqs,
             max_num_queued_tokens=engine_args.max_num_queued_tokens,
         )
-        undo.callback(client.connection.close)
-        client.connection.handshake(HANDSHAKE_SECONDS)
+        connection.handshake(HANDSHAKE_SECONDS)
         undo.pop_all()
     return EngineParts(
         client=client,
@@ -150,7 +152,7 @@ def start_parts(engine_args: EngineArgs) -> EngineParts:
 
 def release(
     owner_pid: int,
-    connection: CoreConnection,
+    link: CoreLink,
     core: CoreProcess | None,
     directory: PrivateDirectory | None,
     tracing: Tracing | None = None,
@@ -160,7 +162,7 @@ def release(
     """End what an engine holds: at its shutdown, its collection, or the interpreter's exit."""
     if os.getpid() != owner_pid:
         return  # a forked child, which owns none of it
-    connection.close()
+    link.close()
     if core is not None:
         core.terminate(timeout)
     if directory is not None:

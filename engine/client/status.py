@@ -8,7 +8,7 @@ from typing import Any
 from engine.client.lora.adapters import Adapters
 from engine.client.parts import EngineParts
 from engine.client.requests.core_client import CoreClient
-from engine.client.requests.core_connection import CoreState
+from engine.client.requests.core_link import CoreState, Exactness
 from engine.client.requests.inputs import InputPreprocessor, supported_tasks
 from engine.client.requests.outgoing import check_readable
 from engine.client.requests.output_processor import OutputProcessor
@@ -48,13 +48,13 @@ class EngineCoreHandle:
         """
         self.client.attach()
         check_readable(request)
-        if not self.client.connection.send(request):
+        if not self.client.link.send(request):
             raise RetryableRequestError("the engine core cannot be reached")
 
     async def abort_requests_async(self, request_ids: list[str]) -> None:
         """End requests by their internal ids; unknown ones are ignored."""
         self.client.attach()
-        self.client.connection.abort(list(request_ids))
+        self.client.link.abort(list(request_ids))
 
 
 class EngineStatus:
@@ -72,12 +72,17 @@ class EngineStatus:
 
     @property
     def core_state(self) -> CoreState:
-        return self._client.connection.state
+        return self._client.link.state
 
     @property
     def is_ready(self) -> bool:
         """A core is joined and its step loop comes round."""
-        return self._client.connection.state is CoreState.READY and not self.errored
+        return self._client.link.state is CoreState.READY and not self.errored
+
+    @property
+    def exactness(self) -> Exactness:
+        """What becomes of an answer when its core dies and another one is joined."""
+        return self._client.link.exactness
 
     async def wait_ready(self, timeout: float | None = None) -> None:
         """Return when `is_ready`. Raises `TimeoutError`, or `EngineDeadError` if it never will."""
@@ -85,7 +90,7 @@ class EngineStatus:
             raise self._death
         self._client.attach()
         async with asyncio.timeout(timeout):
-            await self._client.connection.wait_ready()
+            await self._client.link.wait_ready()
 
     async def check_health(self) -> None:
         """Make a round trip through the step loop. Raises `EngineDeadError` if it does not come."""

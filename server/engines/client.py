@@ -13,6 +13,7 @@ from engine import (
     CoreState,
     EngineDeadError,
     EngineError,
+    Exactness,
     Logprob,
     PoolingParams,
     PoolingRequestOutput,
@@ -37,6 +38,7 @@ from engine.client.parsing.events import TextDelta as ParsedText
 from engine.client.parsing.grammar import Grammar
 from engine.client.parsing.marks import Marks
 from engine.client.parsing.parser import AnswerParser
+from engine.client.requests.core_link import CANNOT_CONTINUE
 from engine.lora import ADAPTER_FILES, LoRARequest, hash_adapter
 from engine.sampling_params import MIN_TEMPERATURE
 
@@ -45,6 +47,7 @@ DeltaCallback = Callable[[str, Sequence[int], "Sequence[Mapping[int, Logprob]] |
 
 __all__ = [
     "ADAPTER_FILES",
+    "CANNOT_CONTINUE",
     "MIN_TEMPERATURE",
     "AnswerParser",
     "ChatTemplateError",
@@ -56,6 +59,7 @@ __all__ = [
     "EngineLoad",
     "EngineModel",
     "EngineTokenizer",
+    "Exactness",
     "Grammar",
     "LoRARequest",
     "Logprob",
@@ -177,6 +181,10 @@ class EngineClient(Protocol):
     @property
     def is_ready(self) -> bool:
         """It answers now."""
+
+    @property
+    def exactness(self) -> Exactness:
+        """What becomes of an answer whose engine dies before its end."""
 
     async def wait_ready(self, timeout: float | None = None) -> None:
         """Return when `is_ready`. Raises `TimeoutError`, or `EngineDeadError` if it never will."""

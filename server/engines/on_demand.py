@@ -21,6 +21,7 @@ from server.engines.client import (
     EngineLoad,
     EngineModel,
     EngineTokenizer,
+    Exactness,
     Grammar,
     LoRARequest,
     Marks,
@@ -85,6 +86,7 @@ class OnDemandEngine:
         self._is_joining = False
         self._background = Background()
         self._known: EngineModel | None = None
+        self._exactness = Exactness.EXACT  # of the one that was joined last
         self._problem: str | None = None  # why this worker cannot join
         self._tried: int | None = None  # in which attempt of the supervisor's
         self._failed_at: float | None = None  # by the event loop's clock
@@ -146,6 +148,7 @@ class OnDemandEngine:
                 self.take(self.status)  # which may name another one by now
             return
         self._joined, self._joined_by = joined, options
+        self._exactness = joined.exactness
         with contextlib.suppress(EngineDeadError):
             await joined.wait_ready()  # which begins to look for it
         self._announce()
@@ -259,6 +262,10 @@ class OnDemandEngine:
     def is_ready(self) -> bool:
         is_loaded = self.status.state is ModelState.LOADED
         return is_loaded and self._joined is not None and self._joined.is_ready
+
+    @property
+    def exactness(self) -> Exactness:
+        return self._exactness
 
     @property
     def model_config(self) -> EngineModel:

@@ -1,6 +1,6 @@
 """`CoreClient`: one client's open requests and the core that computes them.
 
-Between the socket (`CoreConnection`) and the readers (`OutputProcessor`): it sends requests and
+Between the way to the core (`CoreLink`) and the readers (`OutputProcessor`): it sends requests and
 aborts, and hands out what comes back in slices that leave the event loop responsive. When the core
 dies it either ends all requests, or keeps them open and sends them to the next core.
 """
@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 from typing import Any
 
-from engine.client.requests.core_connection import STALL_SECONDS, CoreConnection, CoreState
+from engine.client.requests.core_link import CoreLink, CoreState
 from engine.client.requests.inputs import check_prompt
 from engine.client.requests.iteration_stats import IterationStats
 from engine.client.requests.outgoing import check_request
@@ -48,12 +48,11 @@ class CoreClient:
 
     def __init__(
         self,
-        address: str,
+        link: CoreLink,
         tokenizer: Tokenizer,
         *,
         reconnect: bool,
         resubmit: bool = False,
-        stall_seconds: float = STALL_SECONDS,
         max_num_queued_reqs: int | None = None,
         max_num_queued_tokens: int | None = None,
         on_core_state: StateCallback | None = None,
@@ -61,9 +60,8 @@ class CoreClient:
         self.requests = OutputProcessor()
         self.dead_error: EngineDeadError | None = None
         self.ready: Ready | None = None  # of the latest core
-        self.connection = CoreConnection(
-            address, self, reconnect=reconnect, stall_seconds=stall_seconds
-        )
+        self.link = link
+        link.listen(self)
         self._tokenizer = tokenizer
         self._reconnect = reconnect
         self._resubmission = Resubmission(self.requests, self._send) if resubmit else None
@@ -82,14 +80,14 @@ class CoreClient:
 
     @property
     def stats(self) -> SchedulerStats | None:
-        return self.connection.stats
+        return self.link.stats
 
     @property
     def has_died(self) -> bool:
         """Whether it is over for good, even if the event loop does not know yet."""
         if self.dead_error is not None:
             return True
-        return not self._reconnect and self.connection.core_has_exited()
+        return not self._reconnect and self.link.core_has_exited()
 
     def attach(self) -> None:
         """Work on the running event loop; what one that has ended left open is given up.
@@ -105,10 +103,10 @@ class CoreClient:
                 self._end_all("its event loop has ended")
             self._is_processing = False
             self._loop = loop
-        self.connection.attach()
+        self.link.attach()
 
     def shut_down(self, reason: str) -> None:
-        """End every request. The connection stays, for its owner to close."""
+        """End every request. The link stays, for its owner to close."""
         self._abort_in_core(self._states())
         if self.dead_error is None:
             self.dead_error = EngineDeadError(reason)
@@ -125,7 +123,7 @@ class CoreClient:
         """Raise if so many more requests cannot be taken now; `may_wait`: however many wait."""
         if self.has_died:
             raise self.dead_error or EngineDeadError()
-        ready, stats = self.connection.ready, self.stats
+        ready, stats = self.link.ready, self.stats
         if ready is None:
             raise RetryableRequestError("the engine core is not ready")
         if may_wait:
@@ -151,7 +149,7 @@ class CoreClient:
         is_admitted: bool = False,
     ) -> None:
         """Give a request to the core. It never waits: a cancelled caller could leak it."""
-        ready = self.connection.ready
+        ready = self.link.ready
         if ready is None:
             raise RetryableRequestError("the engine core is not ready")
         max_tokens = state.params.max_tokens
@@ -195,7 +193,7 @@ class CoreClient:
                 continue
             to_stop.append(state)
         if to_stop:
-            self.connection.abort([state.internal_id for state in to_stop])
+            self.link.abort([state.internal_id for state in to_stop])
             if self._loop is not None:
                 self._loop.call_later(ABORT_CONFIRM_SECONDS, self._end_all_unconfirmed, to_stop)
 
@@ -219,13 +217,13 @@ class CoreClient:
         caller who waited for requests to end finds them ended.
         """
         self.attach()
-        value = await self.connection.call(name, *args)
+        value = await self.link.call(name, *args)
         while self._is_processing:  # noqa: ASYNC110  (it has a few turns of the loop to go)
             await asyncio.sleep(0)
         await asyncio.sleep(0)  # for the readers, who were woken a moment ago
         return value
 
-    # ---- from the connection
+    # ---- from the link
 
     def on_core_outputs(self, outputs: Sequence[SequenceOutput]) -> None:
         """Keep what has come, merged for each request, and process it soon."""
@@ -238,8 +236,8 @@ class CoreClient:
             self._loop.call_soon(self._process_inbox)
 
     def on_core_state(self, state: CoreState, reason: str) -> None:
-        if state is CoreState.READY and self.connection.ready is not None:
-            self._on_ready(self.connection.ready)
+        if state is CoreState.READY and self.link.ready is not None:
+            self._on_ready(self.link.ready)
         elif state is CoreState.DEAD:
             self._num_sent = self._num_sent_tokens = 0
             if not self._reconnect and self.dead_error is None:
@@ -257,7 +255,7 @@ class CoreClient:
             self._iteration = IterationStats()
         to_stop = self.requests.process([self._inbox.pop(i) for i in batch], self._iteration)
         if to_stop:
-            self.connection.abort(to_stop, "stop")
+            self.link.abort(to_stop, "stop")
         self._is_processing = bool(self._inbox)
         if self._is_processing and self._loop is not None:
             self._loop.call_soon(self._process_inbox)
@@ -288,13 +286,13 @@ class CoreClient:
         self._stop_gap_timer()
         if self._lost_ids and known is not None and known.epoch == ready.epoch:
             # We only lost sight of it. It may compute them still, under ids that are used no more.
-            self.connection.abort(self._lost_ids)
+            self.link.abort(self._lost_ids)
         self._lost_ids = []
         self._resubmission.end_misfits(ready)
         self._resubmit()
 
     def _resubmit(self) -> None:
-        if self._resubmission is None or self.connection.ready is None:
+        if self._resubmission is None or self.link.ready is None:
             return
         if self._resubmission.send_some() and self._loop is not None:
             self._loop.call_soon(self._resubmit)
@@ -343,7 +341,7 @@ class CoreClient:
         self.requests.process(outputs.values())
 
     def _send(self, request: AddRequest) -> bool:
-        if not self.connection.send(request):
+        if not self.link.send(request):
             return False
         self._num_sent += 1
         self._num_sent_tokens += len(request.prompt_token_ids)
@@ -360,7 +358,7 @@ class CoreClient:
     def _abort_in_core(self, states: Iterable[RequestState]) -> None:
         ids = [state.internal_id for state in states if state.in_core and not state.is_aborting]
         if ids:
-            self.connection.abort(ids)
+            self.link.abort(ids)
 
 
 def _exceeds(number: int, limit: int | None) -> bool:

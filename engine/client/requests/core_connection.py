@@ -6,18 +6,18 @@ takes its place on the same address (a new epoch).
 """
 
 import asyncio
-import enum
 import os
 import select
 import time
 import uuid
 import weakref
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 import zmq
 
+from engine.client.requests.core_link import CoreListener, CoreState, Exactness
 from engine.client.requests.outgoing import MAX_ABORTED_IDS, check_readable, pack
 from engine.errors import EngineDeadError, EngineGenerateError, EngineStartError
 from engine.ipc import (
@@ -30,7 +30,6 @@ from engine.ipc import (
     Pong,
     Ready,
     SchedulerStats,
-    SequenceOutput,
     StepOutputs,
     Utility,
     UtilityReply,
@@ -46,23 +45,6 @@ MAX_TURN_SECONDS = 0.02  # likewise: a message may be long
 CLOSE_LINGER_MS = 200  # for the last aborts to leave
 
 
-class CoreState(enum.StrEnum):
-    """What a client knows of its core."""
-
-    CONNECTING = "connecting"  # no core has answered yet
-    READY = "ready"
-    STALLED = "stalled"  # alive, but its step loop has not come round for `STALL_SECONDS`
-    DEAD = "dead"  # gone; with `reconnect`, the next one is joined as soon as it answers
-
-
-class CoreListener(Protocol):
-    """Who hears from a `CoreConnection`; called on the event loop, must not raise."""
-
-    def on_core_outputs(self, outputs: Sequence[SequenceOutput]) -> None: ...
-
-    def on_core_state(self, state: CoreState, reason: str) -> None: ...
-
-
 class CoreConnection:
     """One client's end of the socket. It notices when a core comes, stalls, dies and is replaced.
 
@@ -70,10 +52,11 @@ class CoreConnection:
     knows its listener only weakly: an engine that nobody holds any more can be collected.
     """
 
+    exactness = Exactness.EXACT
+
     def __init__(
         self,
         address: str,
-        listener: CoreListener,
         *,
         reconnect: bool,
         stall_seconds: float = STALL_SECONDS,
@@ -83,7 +66,7 @@ class CoreConnection:
         self.ready: Ready | None = None  # of the core we are joined to
         self.stats: SchedulerStats | None = None
         self.last_beat = 0.0  # time.monotonic() of the step loop's last known round
-        self._listener = weakref.ref(listener)
+        self._listener: weakref.ref[CoreListener] | None = None
         self._reconnect = reconnect
         self._stall_seconds = stall_seconds
         self._tick_seconds = min(TICK_SECONDS, stall_seconds / 5)
@@ -96,6 +79,9 @@ class CoreConnection:
         self._waiters: set[asyncio.Future[None]] = set()
         self._context = zmq.Context()
         self._socket = self._open_socket(address)
+
+    def listen(self, listener: CoreListener) -> None:
+        self._listener = weakref.ref(listener)
 
     def handshake(self, timeout: float) -> Ready:
         """Join the core, blocking, before there is an event loop. Raises `EngineStartError`."""
@@ -277,7 +263,7 @@ class CoreConnection:
             return
         self.stats = step.stats
         self._on_beat(0.0)
-        listener = self._listener()
+        listener = None if self._listener is None else self._listener()
         if listener is not None:
             listener.on_core_outputs(step.outputs)
 
@@ -342,7 +328,7 @@ class CoreConnection:
                     waiter.set_result(None)
         elif state is CoreState.DEAD and not self._reconnect:
             self._give_up_waiting(reason)
-        listener = self._listener()
+        listener = None if self._listener is None else self._listener()
         if listener is not None:
             listener.on_core_state(state, reason)
 

@@ -97,8 +97,12 @@ class Resubmission:
             params=state.remaining_params(),
             is_admitted=True,  # the core before took it
         )
-        if not self._send(request):
-            return  # that core is gone, too, and will be noticed
+        try:
+            if not self._send(request):
+                return  # that core is gone, too, and will be noticed
+        except ValidationError as error:
+            self._end(state, f"the engine core was replaced, and {error}")
+            return
         self._requests.change_internal_id(state, request.request_id)
         state.in_core = True
         state.queue_position = None

@@ -11,6 +11,7 @@ from engine.client import async_llm as async_llm_module
 from engine.client.async_llm import AsyncLLM
 from engine.client.parsing.marks import AddedToken, Marks
 from engine.client.requests import core_client as client_module
+from engine.client.requests.core_connection import CoreConnection
 from engine.errors import MaxQueuedTokensError, QueueOverflowError, ValidationError
 from engine.ipc import Abort, AddRequest, SchedulerStats, SequenceOutput, UtilityReply
 from engine.outputs import RequestProgress
@@ -262,7 +263,8 @@ def test_reply_to_a_call_of_a_loop_that_has_ended_is_dropped(
     core: ScriptedCore, model: Path
 ) -> None:
     engine = AsyncLLM.connect(core.address, model=str(model))
-    connection = engine._client.connection
+    connection = engine._client.link
+    assert isinstance(connection, CoreConnection)
     problems: list[dict[str, Any]] = []
 
     async def ask_and_leave() -> None:

@@ -14,6 +14,7 @@ from server.engines.client import (
     DeltaCallback,
     EngineLoad,
     EngineTokenizer,
+    Exactness,
     LoRARequest,
     PoolingParams,
     PoolingRequestOutput,
@@ -58,6 +59,7 @@ class IdleEngine:
     """It is ready, and nothing is heard of a request."""
 
     core_state = CoreState.READY
+    exactness = Exactness.EXACT
     stats: EngineLoad | None = None
 
     def __init__(self, max_model_len: int = 128, tokenizer: EngineTokenizer | None = None) -> None:

@@ -12,7 +12,8 @@ from engine.client.async_llm import AsyncLLM
 from engine.client.requests import core_client as client_module
 from engine.client.requests.collector import RequestOutputCollector
 from engine.client.requests.core_client import MAX_OUTPUTS_PER_TURN
-from engine.client.requests.core_connection import CoreState
+from engine.client.requests.core_connection import CoreConnection
+from engine.client.requests.core_link import CoreState
 from engine.errors import EngineDeadError, RetryableRequestError
 from engine.ipc import Abort, AddRequest, Dead, SequenceOutput, StepOutputs, UtilityReply, encode
 from engine.outputs import RequestOutput
@@ -110,7 +111,8 @@ async def test_what_the_dead_core_had_still_said_counts(cores: Cores) -> None:
     request = await cores.receive(AddRequest)
     client = cores.engine._client
     client.on_core_outputs([SequenceOutput(request.request_id, [A, B])])
-    client.connection._lose("the engine core exited")  # before its outputs had their turn
+    assert isinstance(client.link, CoreConnection)
+    client.link._lose("the engine core exited")  # before its outputs had their turn
     await cores.replace()
     again = await cores.receive(AddRequest)
     cores.core.emit(again.request_id, C, finish="length")
@@ -423,7 +425,8 @@ async def test_loop_gets_a_turn_between_slices_of_outputs(
 async def test_what_the_core_said_before_an_answer_is_with_the_readers_by_then(
     cores: Cores,
 ) -> None:
-    engine, connection = cores.engine, cores.engine._client.connection
+    engine, connection = cores.engine, cores.engine._client.link
+    assert isinstance(connection, CoreConnection)
     streams = [await cores.add(f"r{n}") for n in range(2 * MAX_OUTPUTS_PER_TURN)]
     readers = [asyncio.create_task(rest(stream)) for stream in streams]
     draining = asyncio.create_task(engine.wait_for_requests_to_drain())

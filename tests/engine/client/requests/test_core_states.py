@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from engine.client.async_llm import AsyncLLM
-from engine.client.requests.core_connection import HELLO_SECONDS, CoreState
+from engine.client.requests.core_connection import HELLO_SECONDS, CoreConnection
+from engine.client.requests.core_link import CoreState
 from engine.errors import EngineDeadError, RetryableRequestError
 from engine.ipc import Abort, AddRequest, Dead, SchedulerStats, SequenceOutput
 from tests.engine.helpers.connected_engine import DELTA, PROMPT, A, B, receive, settle, texts
@@ -86,7 +87,9 @@ async def test_the_next_core_is_greeted_at_once_and_not_when_a_ping_is_due(
     await engine.wait_ready(PATIENCE)
     await asyncio.to_thread(core.kill)
     await died.wait()
-    timer = engine._client.connection._timer
+    link = engine._client.link
+    assert isinstance(link, CoreConnection)
+    timer = link._timer
     assert timer is not None
     assert timer.when() - asyncio.get_running_loop().time() <= HELLO_SECONDS
     engine.shutdown()
