@@ -25,7 +25,8 @@ from engine.folder.gguf.parts import SUFFIX, part_name
 OnProgress = Callable[[float], None]
 OnPlan = Callable[[DownloadPlan], None]
 
-PATTERNS = ("*.json", "*.safetensors", "tokenizer*", "*.jinja", "merges.txt", "vocab.txt")
+WEIGHTS = "*.safetensors"
+PATTERNS = ("*.json", WEIGHTS, "tokenizer*", "*.jinja", "merges.txt", "vocab.txt")
 IGNORED = ("*.bin", "*.pt", "*.pth", "*.h5", "*.msgpack", "*.onnx", "*.py", "*/*")
 HUB_ID = re.compile(r"[\w][\w.-]*(/[\w][\w.-]*)?")
 QUANTIZATION = re.compile(r"[\w][\w.+-]*")  # after a colon: which model of a repository
@@ -38,6 +39,7 @@ def resolve_model(
     cache_dir: str | None = None,
     on_progress: OnProgress | None = None,
     on_plan: OnPlan | None = None,
+    needs_weights: bool = True,
 ) -> Path:
     """The local folder of `model`: itself, or where its download is. Blocks, with progress.
 
@@ -48,6 +50,8 @@ def resolve_model(
     `model` may also be a GGUF file, one part of several, a folder of one, or the id of a repository
     of them, as `owner/name-GGUF` or `owner/name-GGUF:Q4_K_M`, or what lies in the cache of another
     program, as `ollama:llama3.2:1b`: `parley models` lists it.
+
+    Without `needs_weights` nothing but configuration, tokenizer and template of it is fetched.
 
     Raises `DownloadError` with one line for a person: no network, no such model, no access; and
     `UnsupportedModelError` for a GGUF file that cannot be served.
@@ -67,10 +71,9 @@ def resolve_model(
         raise DownloadError(f"there is no {kind} {model}")
     if colon:
         return _download_gguf(name, wanted, revision, cache_dir, on_progress, on_plan)
-    folder = _download(
-        name, list(PATTERNS), list(IGNORED), revision, cache_dir, on_progress, on_plan
-    )
-    if any(folder.glob("*.safetensors")):
+    patterns = [each for each in PATTERNS if needs_weights or each != WEIGHTS]
+    folder = _download(name, patterns, list(IGNORED), revision, cache_dir, on_progress, on_plan)
+    if not needs_weights or any(folder.glob("*.safetensors")):
         return folder
     return _download_gguf(name, None, revision, cache_dir, on_progress, on_plan)
 

@@ -10,6 +10,7 @@ from server.config.engines import GROUP, EngineEntry
 from server.engines import native
 from server.engines.client import CoreState, EngineClient, ServedModel
 from server.engines.managed import EngineSetupError, ManagedEngine
+from server.engines.remote.kinds import REMOTE_KINDS
 
 if TYPE_CHECKING:
     from server.config.models import ModelSource
@@ -70,7 +71,7 @@ class EngineKind(Protocol):
         """What a worker that joins with these options serves."""
 
 
-KINDS: dict[str, EngineKind] = {"native": native}
+KINDS: dict[str, EngineKind] = {"native": native, **REMOTE_KINDS}
 
 
 def chosen_entry(settings: "Settings") -> EngineEntry:

@@ -235,6 +235,10 @@ class CoreClient:
             self._is_processing = True
             self._loop.call_soon(self._process_inbox)
 
+    def on_core_silent(self, request_ids: Sequence[str]) -> None:
+        found = map(self.requests.request_states.get, request_ids)
+        self._end_all_unconfirmed([state for state in found if state and state.is_aborting])
+
     def on_core_state(self, state: CoreState, reason: str) -> None:
         if state is CoreState.READY and self.link.ready is not None:
             self._on_ready(self.link.ready)

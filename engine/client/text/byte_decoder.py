@@ -33,6 +33,11 @@ class TokenBytes(dict[int, bytes]):
         return value
 
 
+def token_of_bytes(content: bytes) -> str:
+    """How a byte-level vocabulary writes the token that stands for these bytes, if it has one."""
+    return "".join(_CHARACTERS[byte] for byte in content)
+
+
 def joins_bytes(backend: tokenizers.Tokenizer) -> bool:
     """Whether decoding does no more than join the tokens' bytes."""
     return isinstance(backend.decoder, decoders.ByteLevel)
@@ -93,3 +98,4 @@ def _characters_of_bytes() -> dict[str, int]:
 
 
 _BYTES = _characters_of_bytes()
+_CHARACTERS = {byte: character for character, byte in _BYTES.items()}

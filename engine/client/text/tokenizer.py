@@ -22,7 +22,7 @@ from engine.client.templates.chat_template import (
     ChatTemplate,
     Message,
 )
-from engine.client.text.byte_decoder import TokenBytes, joins_bytes
+from engine.client.text.byte_decoder import TokenBytes, joins_bytes, token_of_bytes
 from engine.client.text.content_guard import ContentGuard, ControlTokens, Twin
 from engine.client.text.encoding import TEMPLATE_OPTIONS, Encoding, encoding_of, refuse_options
 from engine.client.text.piecewise_encoding import PiecewiseEncoder
@@ -162,6 +162,25 @@ class Tokenizer:
         if not joins_bytes(self._backend):
             return None
         return TokenBytes(self._backend, self.special_ids)
+
+    def bytes_of_id(self, token_id: int) -> bytes | None:
+        """What a token adds to the bytes of a text; None if that depends on what is before it."""
+        if self.token_bytes is not None:
+            return self.token_bytes[token_id]
+        byte = self.byte_values.get(token_id)
+        return None if byte is None else bytes([byte])
+
+    def id_of_bytes(self, content: bytes) -> int | None:
+        """The token that stands for these bytes, whatever is before it; None if there is none."""
+        if self.token_bytes is None:
+            return self._byte_ids.get(content)
+        token_id: int | None = self._backend.token_to_id(token_of_bytes(content))
+        is_it = token_id is not None and self.token_bytes[token_id] == content
+        return token_id if is_it else None
+
+    @cached_property
+    def _byte_ids(self) -> dict[bytes, int]:
+        return {bytes([byte]): token_id for token_id, byte in self.byte_values.items()}
 
     @property
     def chat_stop(self) -> tuple[str, ...]:

@@ -68,10 +68,10 @@ def served_model(options: Mapping[str, Any]) -> ServedModel:
     """What the model's folder says of it."""
     given = msgspec.convert(options, ConnectOptions)
     folder = Path(given.folder)
-    return ServedModel(given.name, model_fingerprint(folder), _sampling_defaults(folder))
+    return ServedModel(given.name, model_fingerprint(folder), sampling_defaults(folder))
 
 
-def _sampling_defaults(folder: Path) -> dict[str, Any]:
+def sampling_defaults(folder: Path) -> dict[str, Any]:
     path = folder / "generation_config.json"
     if not path.is_file():
         return {}

@@ -1,0 +1,1 @@
+"""One request over one connection, and what can go wrong with it."""

@@ -1,0 +1,234 @@
+"""One request over one connection: HTTP/1.1 by h11, in callbacks of the event loop.
+
+An answer is a reply that goes on for minutes, with an event for each token. So what comes is handed
+on in the turn in which it comes: there is no task, queue or future for a token. A reply in another
+place (a redirect) is not followed, and none is larger than its receiver allows.
+"""
+
+import asyncio
+import ssl
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import h11
+import orjson
+
+from server.engines.remote.wire.address import RemoteAddress
+from server.engines.remote.wire.problems import (
+    BadStatus,
+    Broken,
+    RemoteProblem,
+    Silent,
+    Unreachable,
+)
+
+CONNECT_SECONDS = 5.0
+MAX_HEAD_BYTES = 64 * 1024
+MAX_REPLY_BYTES = 4 << 20  # of a reply that comes as a whole
+MAX_MESSAGE_BYTES = 64 * 1024  # of what is read of an error
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """What is asked: a route, and a body in builtins; None: it is only looked at."""
+
+    path: str
+    body: Mapping[str, object] | None = None
+
+
+class Receiver(Protocol):
+    """Who takes a reply. `ended` is called once, if nobody has closed the exchange before."""
+
+    def began(self, status: int, content_type: str) -> None:
+        """Raises `RemoteProblem` to end it."""
+
+    def took(self, data: bytes) -> None:
+        """Raises `RemoteProblem` to end it."""
+
+    def ended(self, problem: RemoteProblem | None) -> None:
+        """None: the reply is whole."""
+
+
+class Exchange(asyncio.Protocol):
+    """Made by `start`."""
+
+    def __init__(self, request: bytes, connection: h11.Connection, receiver: Receiver) -> None:
+        self._request = request
+        self._connection = connection
+        self._receiver: Receiver | None = receiver
+        self._transport: asyncio.Transport | None = None
+
+    def close(self) -> None:
+        """End it, whatever has come; nobody hears of it any more. Idempotent."""
+        self._receiver = None
+        if self._transport is not None:
+            self._transport.abort()
+
+    # ---- from the event loop
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        transport.write(self._request)
+
+    def data_received(self, data: bytes) -> None:
+        self._connection.receive_data(data)
+        self._read()
+
+    def eof_received(self) -> bool:
+        self._connection.receive_data(b"")
+        self._read()
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._end(Broken(f"the connection broke: {exc}" if exc else "the connection was closed"))
+
+    def _read(self) -> None:
+        try:
+            while self._receiver is not None:
+                event = self._connection.next_event()
+                if isinstance(event, h11.Data):
+                    self._receiver.took(bytes(event.data))
+                elif isinstance(event, h11.Response):
+                    kind = dict(event.headers).get(b"content-type", b"")
+                    self._receiver.began(event.status_code, kind.decode("latin-1"))
+                elif isinstance(event, h11.EndOfMessage):
+                    self._end(None)
+                elif event is h11.NEED_DATA or isinstance(event, h11.ConnectionClosed):
+                    return
+        except RemoteProblem as problem:
+            self._end(problem)
+        except h11.RemoteProtocolError as error:
+            self._end(Broken(f"the reply is broken: {error}"))
+
+    def _end(self, problem: RemoteProblem | None) -> None:
+        receiver, self._receiver = self._receiver, None
+        if self._transport is not None:
+            self._transport.abort()
+        if receiver is not None:
+            receiver.ended(problem)
+
+
+async def start(address: RemoteAddress, call: Call, receiver: Receiver) -> Exchange:
+    """Send a request; the reply is the receiver's. Raises `Unreachable`, or `Misfit` for a key."""
+    trust, connection = address.trust, h11.Connection(h11.CLIENT, MAX_HEAD_BYTES)
+    exchange = Exchange(_encode(address, call, connection), connection, receiver)
+    try:
+        async with asyncio.timeout(CONNECT_SECONDS):
+            await asyncio.get_running_loop().create_connection(
+                lambda: exchange, address.host, address.port, ssl=trust
+            )
+    except TimeoutError:
+        problem = f"{address.url}: no connection within {CONNECT_SECONDS:g} s"
+        raise Unreachable(problem) from None
+    except ssl.SSLCertVerificationError as error:
+        reason = f"{address.url}: its certificate is not trusted: {error.verify_message}"
+        raise Unreachable(reason) from None
+    except OSError as error:
+        raise Unreachable(f"{address.url}: {error.strerror or error}") from None
+    return exchange
+
+
+def _encode(address: RemoteAddress, call: Call, connection: h11.Connection) -> bytes:
+    body = b"" if call.body is None else orjson.dumps(call.body)
+    headers = [
+        ("Host", address.authority),
+        ("User-Agent", "parley"),
+        ("Accept", "text/event-stream, application/json"),
+        ("Connection", "close"),
+    ]
+    if (key := address.key()) is not None:
+        headers.append(("Authorization", f"Bearer {key}"))
+    if call.body is not None:
+        headers += [("Content-Type", "application/json"), ("Content-Length", str(len(body)))]
+    request = h11.Request(
+        method="GET" if call.body is None else "POST",
+        target=address.target(call.path),
+        headers=headers,
+    )
+    parts = [connection.send(request), connection.send(h11.Data(body)) if body else b""]
+    return b"".join(part or b"" for part in [*parts, connection.send(h11.EndOfMessage())])
+
+
+# ---- replies that come as a whole ---------------------------------------------------------------
+
+
+@dataclass
+class Whole:
+    """Keeps a reply until it is complete."""
+
+    max_bytes: int = MAX_REPLY_BYTES
+    status: int = 0
+    content: bytearray = field(default_factory=bytearray)
+    done: "asyncio.Future[None]" = field(default_factory=lambda: _future())
+
+    def began(self, status: int, content_type: str) -> None:
+        self.status = status
+
+    def took(self, data: bytes) -> None:
+        self.content += data
+        if len(self.content) > self.max_bytes:
+            raise Broken(f"a reply of more than {self.max_bytes} bytes")
+
+    def ended(self, problem: RemoteProblem | None) -> None:
+        if self.done.done():
+            return
+        if problem is None:
+            self.done.set_result(None)
+        else:
+            self.done.set_exception(problem)
+            self.done.exception()  # who would have read it may be gone
+
+
+async def ask(
+    address: RemoteAddress, call: Call, seconds: float, max_bytes: int = MAX_REPLY_BYTES
+) -> bytes:
+    """The body of a whole reply with status 200.
+
+    Raises `BadStatus` for another status, `Silent` when it takes longer, `Unreachable`, `Broken`.
+    """
+    whole = Whole(max_bytes)
+    exchange = await start(address, call, whole)
+    try:
+        async with asyncio.timeout(seconds):
+            await whole.done
+    except TimeoutError:
+        raise Silent(f"{call.path} has not answered for {seconds:g} s") from None
+    finally:
+        exchange.close()
+    if whole.status != 200:
+        raise BadStatus(whole.status, message_of(whole.status, bytes(whole.content)))
+    return bytes(whole.content)
+
+
+def asking(address: RemoteAddress, seconds: float) -> Callable[[Call], Awaitable[Any]]:
+    """Makes calls whose replies are JSON, or a word; raises as `ask`."""
+
+    async def asked(call: Call) -> Any:
+        content = await ask(address, call, seconds)
+        try:
+            return orjson.loads(content)
+        except orjson.JSONDecodeError:
+            return content.decode(errors="replace")
+
+    return asked
+
+
+def message_of(status: int, content: bytes) -> str:
+    """What an error says, in one of the forms that servers give it."""
+    if 300 <= status < 400:
+        return "it refers to another address, and redirects are not followed"
+    try:
+        body = orjson.loads(content[:MAX_MESSAGE_BYTES])
+    except orjson.JSONDecodeError:
+        return content[:200].decode(errors="replace")
+    for name in ("error", "message", "detail"):
+        if isinstance(body, dict) and name in body:
+            body = body[name]
+    return body if isinstance(body, str) else orjson.dumps(body).decode()
+
+
+def _future() -> "asyncio.Future[None]":
+    future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    return future
