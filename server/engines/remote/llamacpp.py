@@ -109,9 +109,9 @@ class LlamaCpp:
     def _call(self, request: AddRequest, num_tokens: int, *, is_stream: bool) -> Call:
         params = request.params
         check_supported(self.name, request, (*SUPPORTED, *SCORED))
-        if params.logprobs == -1 or params.logprob_token_ids:
-            problem = "logprobs of all tokens, or of given ones, are not available with"
-            raise ValidationError(f"{problem} engines of the kind {self.name}", "logprobs")
+        if params.logprobs == -1:
+            problem = "logprobs of all tokens are not available with engines of the kind"
+            raise ValidationError(f"{problem} {self.name}", "logprobs", -1)
         body: dict[str, Any] = {
             "prompt": [*request.prompt_token_ids, *request.resume_token_ids],
             "n_predict": num_tokens,

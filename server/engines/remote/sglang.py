@@ -88,9 +88,9 @@ class SGLang:
     def call(self, request: AddRequest, name: str) -> Call:
         params = request.params
         check_supported(self.name, request, SUPPORTED)
-        if params.logprobs == -1 or params.logprob_token_ids:
-            problem = "logprobs of all tokens, or of given ones, are not available with"
-            raise ValidationError(f"{problem} engines of the kind {self.name}", "logprobs")
+        if params.logprobs == -1:
+            problem = "logprobs of all tokens are not available with engines of the kind"
+            raise ValidationError(f"{problem} {self.name}", "logprobs", -1)
         sampling: dict[str, Any] = {
             "max_new_tokens": remaining_tokens(request, self._max_model_len),
             "min_new_tokens": max(0, params.min_tokens - len(request.resume_token_ids)),
