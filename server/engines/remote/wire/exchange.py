@@ -9,7 +9,7 @@ import asyncio
 import ssl
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import h11
 import orjson
@@ -68,9 +68,8 @@ class Exchange(asyncio.Protocol):
     # ---- from the event loop
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
-        transport.write(self._request)
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's are no subclasses of it
+        self._transport.write(self._request)
 
     def data_received(self, data: bytes) -> None:
         self._connection.receive_data(data)

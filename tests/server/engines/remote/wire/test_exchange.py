@@ -9,6 +9,7 @@ from ipaddress import ip_address
 from pathlib import Path
 
 import pytest
+import uvloop
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -73,6 +74,15 @@ async def test_a_call_is_one_request_with_its_body_and_key(tmp_path: Path) -> No
     assert head.startswith(b"POST /deep/route HTTP/1.1\r\n") and body == b'{"a":[1,2]}'
     assert b"Authorization: Bearer secret\r\n" in head and f":{port}\r\n".encode() in head
     assert sent[1].startswith(b"GET /deep/look HTTP/1.1\r\n")
+
+
+def test_a_call_is_made_on_the_event_loop_of_workers_as_well() -> None:
+    async def call() -> bytes:
+        async with serving(OK) as (port, _):
+            return await ask(RemoteAddress(f"http://127.0.0.1:{port}"), Call("/"), PATIENCE)
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        assert runner.run(call()) == b"{}"
 
 
 async def test_a_key_that_changes_is_read_anew(tmp_path: Path) -> None:
