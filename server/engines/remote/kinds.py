@@ -9,6 +9,12 @@ if TYPE_CHECKING:
     from server.engines.remote.dialect import Dialect
 
 
+def _vllm(tokenizer: "Tokenizer", model: str | None) -> "Dialect":
+    from server.engines.remote.vllm import VLLM
+
+    return VLLM(tokenizer, model)
+
+
 def _sglang(tokenizer: "Tokenizer", model: str | None) -> "Dialect":
     from server.engines.remote.sglang import SGLang
 
@@ -22,6 +28,7 @@ def _llamacpp(tokenizer: "Tokenizer", model: str | None) -> "Dialect":
 
 
 REMOTE_KINDS = {
+    "vllm": RemoteKind("vllm", _vllm),
     "sglang": RemoteKind("sglang", _sglang),
     "llamacpp": RemoteKind("llamacpp", _llamacpp),
 }

@@ -22,8 +22,13 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from tokenizers import Tokenizer
+import orjson
 
+from engine import SamplingParams, StructuredOutputsParams
+from engine.client.text.tokenizer import Tokenizer
+from engine.ipc import AddRequest
+from server.engines.remote.vllm import VLLM
+from server.engines.remote.wire.exchange import Call
 from tests.helpers.root import ROOT
 from tests.server.engines.remote.recorded.exchanges import HERE
 
@@ -32,7 +37,10 @@ SECONDS = 120.0  # an engine may compile something with its first answer
 DEMO = ROOT / "engine" / "demo"
 QUESTION = "<|im_start|>user\nWho lives in the village?<|im_end|>\n<|im_start|>assistant\n"
 PROBE = "<|im_start|>user\nDon't ask 12 times: naïve 🙂?<|im_end|>\n"
-SNOWMAN = "Say: ☃☃☃☃☃☃"  # three tokens each, which are no text by themselves
+SNOWMAN, SNOWMEN = "Say: ☃", "☃☃ ok"  # three tokens each, which are no text by themselves
+SAMPLED: Mapping[str, Any] = {"max_tokens": 5, "temperature": 0.7, "top_k": 8, "seed": 1 << 63 | 5}
+FORM = StructuredOutputsParams(choice=["yes", "no"])
+NO_FORM = StructuredOutputsParams(regex="(")
 ENTRIES = ("vllm:num_requests_", "vllm:kv_cache_usage", "vllm:cache_config_info")  # of metrics
 
 
@@ -40,7 +48,7 @@ class Recorder:
     """Asks one engine, and keeps what both sides have said."""
 
     def __init__(self, url: str) -> None:
-        address = urlsplit(url)
+        self.url, address = url, urlsplit(url)
         self._address = (address.hostname or "", address.port or 80)
         self.entries: dict[str, dict[str, Any]] = {}
 
@@ -77,7 +85,7 @@ class Recorder:
         ]
         if key is not None:
             lines.append(f"Authorization: Bearer {key}")
-        payload = b"" if body is None else json.dumps(body, separators=(",", ":")).encode()
+        payload = b"" if body is None else orjson.dumps(body)
         if body is not None:
             lines += ["Content-Type: application/json", f"Content-Length: {len(payload)}"]
         return "\r\n".join([*lines, "", ""]).encode() + payload
@@ -86,66 +94,70 @@ class Recorder:
 def record_vllm(
     engine: Recorder, ids: Callable[[str], list[int]], kill_core: Callable[[], object]
 ) -> None:
-    def generate(request_id: str, prompt: list[int], **params: Any) -> dict[str, Any]:
-        given = {"temperature": 0.0, "detokenize": False, **params}
-        return {
-            "request_id": request_id,
-            "model": "m",
-            "token_ids": prompt,
-            "stream": True,
-            "stream_options": {"include_usage": True},
-            "sampling_params": given,
-        }
-
-    path, question = "/inference/v1/generate", ids(QUESTION)
+    question = ids(QUESTION)
+    ask = _asker(engine, has_token_route=True)
     record_facts(engine)
-    engine.ask("length", path, generate("r1", question, max_tokens=4))
-    engine.ask("logprobs", path, generate("r2", question, max_tokens=3, logprobs=2))
-    engine.ask("end", path, generate("r3", question, max_tokens=200))
-    engine.ask("no such token", path, generate("r4", [99_999], max_tokens=4))
-    engine.ask("no such parameter", path, generate("r5", question, top_p=7))
-    engine.ask("no such model", path, {**generate("r6", question, max_tokens=4), "model": "x"})
-    schema = {"json": {"type": "object", "required": ["a"], "properties": {"a": {"const": 1}}}}
-    engine.ask("form", path, generate("r7", question, max_tokens=20, structured_outputs=schema))
-    bad = {"regex": "("}
-    engine.ask("no such form", path, generate("r8", question, structured_outputs=bad))
-    endless = generate("r9", question, max_tokens=4000, ignore_eos=True, stream_interval=5)
-    named = {"request_ids": ["generate-tokens-r9"]}
-    other = Recorder(f"http://{engine._address[0]}:{engine._address[1]}")
-    engine.ask(
+    ask("length", "r1", question, max_tokens=4)
+    ask("logprobs", "r2", question, max_tokens=3, logprobs=2)
+    ask("end", "r3", question, max_tokens=200)
+    ask("sampled", "r4", question, **SAMPLED)
+    ask("no such token", "r5", [99_999], max_tokens=4)
+    ask("form", "r6", question, max_tokens=3, structured_outputs=FORM)
+    ask("no such form", "r7", question, structured_outputs=NO_FORM)
+    vllm, other = _dialect(has_token_route=True), Recorder(engine.url)  # whose record is not kept
+    abort, none = vllm.abort("r8"), Call("/inference/v1/abort_requests", {"request_ids": []})
+    assert abort is not None
+    ask(
         "aborted",
-        path,
-        endless,
-        on_first=lambda: other.ask("abort", "/inference/v1/abort_requests", named),
+        "r8",
+        question,
+        max_tokens=4000,
+        ignore_eos=True,
+        on_first=lambda: other.ask("abort", abort.path, abort.body),
     )
-    engine.entries.update(other.entries)
-    engine.ask("abort of none", "/inference/v1/abort_requests", {"request_ids": []})
-    engine.ask("no key", path, generate("r10", question, max_tokens=4), key=None)
-    endless = generate("r11", question, max_tokens=4000, ignore_eos=True)
-    engine.ask("core killed", path, endless, on_first=kill_core)
+    engine.ask("abort of none", none.path, none.body)
+    ask("no key", "r9", question, key=None)
+    call = vllm.call(_request(question), "r10")
+    engine.ask("no such model", call.path, {**(call.body or {}), "model": "x"})
+    ask("core killed", "r11", question, max_tokens=4000, ignore_eos=True, on_first=kill_core)
     engine.ask("health of a dead core", "/health")
 
 
 def record_vllm_plain(engine: Recorder, ids: Callable[[str], list[int]], _: object) -> None:
-    def complete(request_id: str, prompt: list[int], **params: Any) -> dict[str, Any]:
-        return {
-            "request_id": request_id,
-            "model": "m",
-            "prompt": prompt,
-            "stream": True,
-            "stream_options": {"include_usage": True},
-            "return_token_ids": True,
-            "temperature": 0.0,
-            **params,
-        }
-
-    path, question = "/v1/completions", ids(QUESTION)
+    question = ids(QUESTION)
+    ask = _asker(engine, has_token_route=False)
     record_facts(engine)
     engine.ask("abort of none", "/inference/v1/abort_requests", {"request_ids": []})
-    engine.ask("length", path, complete("r1", question, max_tokens=4))
-    engine.ask("end", path, complete("r2", question, max_tokens=200))
-    engine.ask("no such token", path, complete("r3", [99_999], max_tokens=4))
-    engine.ask("too long", path, complete("r4", question, max_tokens=100_000))
+    ask("length", "r1", question, max_tokens=4)
+    ask("end", "r2", question, max_tokens=200)
+    ask("sampled", "r3", question, **SAMPLED)
+    ask("no such token", "r4", [99_999], max_tokens=4)
+    ask("form", "r5", question, max_tokens=3, structured_outputs=FORM)
+
+
+def _asker(engine: Recorder, *, has_token_route: bool) -> Callable[..., None]:
+    """Asks as our own dialect does."""
+
+    def ask(name: str, request_id: str, prompt: list[int], **options: Any) -> None:
+        own = {key: options.pop(key) for key in ("key", "on_first") if key in options}
+        call = _dialect(has_token_route=has_token_route).call(
+            _request(prompt, **options), request_id
+        )
+        engine.ask(name, call.path, call.body, **own)
+
+    return ask
+
+
+def _dialect(*, has_token_route: bool) -> VLLM:
+    """As it is after a probe of such a server."""
+    vllm = VLLM(Tokenizer(DEMO), None)
+    vllm.join("m", 8192, has_token_route=has_token_route)
+    return vllm
+
+
+def _request(prompt: list[int], **params: Any) -> AddRequest:
+    given = {"temperature": 0.0, **params}
+    return AddRequest("r", prompt, SamplingParams(**given), arrival_time=0.0)
 
 
 def record_facts(engine: Recorder) -> None:
@@ -191,8 +203,9 @@ def record_llamacpp(engine: Recorder, ids: Callable[[str], list[int]], _: object
     engine.ask("logprobs", path, complete(question, n_predict=3, n_probs=2))
     engine.ask("progress", path, complete(question * 50, n_predict=2, return_progress=True))
     engine.ask("end", path, complete(question, n_predict=200))
-    bias = [[token, 100.0] for token in ids("☃")]
-    engine.ask("halves", path, complete(ids(SNOWMAN), n_predict=7, logit_bias=bias))
+    halves = complete(ids(SNOWMAN), n_predict=8, grammar=f'root ::= "{SNOWMEN}"')
+    engine.ask("halves", path, halves)
+    engine.ask("halves whole", path, {**halves, "stream": False})
     engine.ask("no such token", path, complete([99_999], n_predict=4))
     engine.ask("no such form", path, complete(question, n_predict=4, grammar="root ::= ("))
     engine.ask("too long", path, complete([9] * 8_200, n_predict=4))
@@ -212,11 +225,11 @@ def main() -> None:
     parser.add_argument("url")
     parser.add_argument("--core", type=int, help="the process to kill, for vllm")
     given = parser.parse_args()
-    tokenizer = Tokenizer.from_file(str(DEMO / "tokenizer.json"))
+    tokenizer = Tokenizer(DEMO)
     recorder = Recorder(given.url)
     RECORDINGS[given.engine](
         recorder,
-        lambda text: list(tokenizer.encode(text, add_special_tokens=False).ids),
+        lambda text: tokenizer.encode(text, add_special_tokens=False),
         lambda: os.kill(given.core, signal.SIGKILL),
     )
     path: Path = HERE / f"{given.engine}.json"

@@ -1,0 +1,357 @@
+"""The dialect of `vllm serve`, whatever that runs on: one processor, or several hosts by Ray.
+
+With `--enable-scale-out` it takes and gives token ids by a route of its own, and another one ends
+an answer. Without, `/v1/completions` takes a prompt of ids and gives the answer's beside its text;
+then an answer is ended by closing its connection, which vLLM does not confirm.
+"""
+
+import hashlib
+import re
+import time
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from engine.errors import ValidationError
+from engine.grammar.params import StructuredOutputsParams
+from engine.ipc import AddRequest
+from server.engines.remote.dialect import (
+    Ask,
+    Reader,
+    RemoteFacts,
+    RemoteLoad,
+    Step,
+    check_supported,
+    ids_of,
+    integer_of,
+    remaining_tokens,
+)
+from server.engines.remote.wire.exchange import Call
+from server.engines.remote.wire.problems import BadStatus, Broken, Misfit
+
+if TYPE_CHECKING:
+    from engine.client.text.tokenizer import Tokenizer
+
+GENERATE, ABORT = "/inference/v1/generate", "/inference/v1/abort_requests"
+COMPLETIONS = "/v1/completions"
+PREFIX = "generate-tokens-"  # with which it knows what it was asked by `GENERATE`
+ABSENT_STATUSES = (403, 404, 405)  # of a route that is switched off, or that it has not yet
+SUPPORTED = (
+    *("top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"),
+    *("ignore_eos", "min_tokens", "logit_bias", "allowed_token_ids"),
+    *("repetition_detection", "structured_outputs"),
+)  # not bad_words: of " some" it forbids fewer spellings than we do
+MAX_SEED = 1 << 63
+REASONS = ("stop", "length", "abort", "repetition")
+SERVER_ERROR = 500
+LOAD_SECONDS = 3.0  # between two looks at its metrics, which take it some milliseconds to write
+NUMBER = rb"([0-9.eE+-]+)$"
+RUNNING = re.compile(rb"^vllm:num_requests_running\{[^}]*\} " + NUMBER, re.M)
+WAITING = re.compile(rb"^vllm:num_requests_waiting\{[^}]*\} " + NUMBER, re.M)
+USAGE = re.compile(rb"^vllm:kv_cache_usage_perc\{[^}]*\} " + NUMBER, re.M)
+CACHE = re.compile(rb"^vllm:cache_config_info\{([^}]*)\}", re.M)
+
+
+class VLLM:
+    """One server's. `model` is the name of a model there; None: the first one."""
+
+    name = "vllm"
+
+    def __init__(self, tokenizer: "Tokenizer", model: str | None) -> None:
+        self._wanted = model
+        self._model = ""
+        self._max_model_len = 0
+        self._has_token_route = False
+        self._load, self._loaded_at = RemoteLoad(), 0.0  # and when that was, by time.monotonic()
+
+    async def probe(self, ask: Ask) -> RemoteFacts:
+        model, max_model_len = _served(await ask(Call("/v1/models")), self._wanted)
+        has_token_route = await _finds(ask, Call(ABORT, {"request_ids": []}))
+        self.join(model, max_model_len, has_token_route=has_token_route)
+        return RemoteFacts(
+            max_model_len=max_model_len, num_kv_tokens=_cache_tokens(await _metrics(ask))
+        )
+
+    def join(self, model: str, max_model_len: int, *, has_token_route: bool) -> None:
+        """From now on it is asked for this model, by this route."""
+        self._model, self._max_model_len = model, max_model_len
+        self._has_token_route = has_token_route
+
+    async def look(self, ask: Ask) -> RemoteLoad:
+        """Its door may answer for a while when the process behind it has died."""
+        try:
+            await ask(Call("/health"))
+        except BadStatus as problem:
+            raise Broken(f"its core is not well: {problem}") from None
+        if time.monotonic() - self._loaded_at >= LOAD_SECONDS:
+            self._load, self._loaded_at = _load(await _metrics(ask)), time.monotonic()
+        return self._load
+
+    async def tokenize(self, ask: Ask, text: str) -> list[int] | None:
+        body = {"model": self._model, "prompt": text, "add_special_tokens": False}
+        try:
+            reply = await ask(Call("/tokenize", body))
+        except BadStatus as problem:
+            if problem.status not in (404, 501):
+                raise
+            return None  # of a server without a tokenizer (`--tokens-only`)
+        if not isinstance(reply, dict):
+            raise Misfit("it is no vLLM server: /tokenize gives no object")
+        return ids_of(reply.get("tokens"))
+
+    def call(self, request: AddRequest, name: str) -> Call:
+        scored = ("logprobs",) if self._has_token_route else ()
+        check_supported(self.name, request, (*SUPPORTED, *scored))
+        prompt = [*request.prompt_token_ids, *request.resume_token_ids]
+        body: dict[str, Any] = {
+            "request_id": name,
+            "model": self._model,
+            "stream": True,
+            "stream_options": {"include_usage": True, "continuous_usage_stats": True},
+            "priority": request.priority,
+        }
+        if request.cache_salt:  # a user, whose name is nobody else's business
+            body["cache_salt"] = hashlib.sha256(request.cache_salt.encode()).hexdigest()
+        params = _params(request, remaining_tokens(request, self._max_model_len))
+        if self._has_token_route:
+            params["detokenize"] = False
+            return Call(GENERATE, body | {"token_ids": prompt, "sampling_params": params})
+        return Call(COMPLETIONS, body | {"prompt": prompt, "return_token_ids": True} | params)
+
+    def piece(self, request: AddRequest, name: str, num_tokens: int) -> Call | None:
+        return None  # its stream leaves nothing out
+
+    def reader(self, request: AddRequest) -> Reader:
+        return VLLMReader(has_logprobs=request.params.logprobs is not None)
+
+    def abort(self, name: str) -> Call | None:
+        if not (name and self._has_token_route):
+            return None
+        return Call(ABORT, {"request_ids": [PREFIX + name]})
+
+
+def _params(request: AddRequest, num_tokens: int) -> dict[str, Any]:
+    """As both routes name them. All that a checkpoint's defaults would stand in for is told."""
+    params = request.params
+    told: dict[str, Any] = {
+        "max_tokens": num_tokens,
+        "temperature": params.temperature,
+        "top_p": params.top_p,
+        "top_k": max(0, params.top_k),
+        "min_p": params.min_p,
+        "repetition_penalty": params.repetition_penalty,
+        "presence_penalty": params.presence_penalty,
+        "frequency_penalty": params.frequency_penalty,
+        "ignore_eos": params.ignore_eos,
+        "min_tokens": max(0, params.min_tokens - len(request.resume_token_ids)),
+        "stop_token_ids": params.stop_token_ids or [],
+    }
+    if params.seed is not None and not params.is_greedy:
+        told["seed"] = _seed(params.seed, len(request.resume_token_ids))
+    for name in ("allowed_token_ids", "logprobs"):
+        if (value := getattr(params, name)) is not None:
+            told[name] = value
+    if params.logit_bias:
+        told["logit_bias"] = {str(key): bias for key, bias in params.logit_bias.items()}
+    if params.repetition_detection is not None:
+        told["repetition_detection"] = msgspec.structs.asdict(params.repetition_detection)
+    if params.structured_outputs is not None:
+        told["structured_outputs"] = _form(params.structured_outputs)
+    if params.logprobs == -1 or params.logprob_token_ids:
+        problem = "logprobs of all tokens, or of given ones, are not available with"
+        raise ValidationError(f"{problem} engines of the kind vllm", "logprobs")
+    return told
+
+
+def _seed(seed: int, num_resumed: int) -> int:
+    """Another one for an answer that goes on: its first draws were those of its first tokens."""
+    if not num_resumed:
+        return seed % MAX_SEED
+    digest = hashlib.blake2b(b"%d %d" % (seed, num_resumed), digest_size=8).digest()
+    return int.from_bytes(digest, "big") % MAX_SEED
+
+
+def _form(form: StructuredOutputsParams) -> dict[str, Any]:
+    """Raises `ValidationError` for one that begins in the prompt: vLLM has no word for that."""
+    if form.begun:
+        problem = "an answer that the prompt has begun cannot be held to a form by vLLM"
+        raise ValidationError(problem, "structured_outputs")
+    told: dict[str, Any] = {form.kind: getattr(form, form.kind)}
+    if form.kind == "json":  # also where it is True or False, which vLLM does not take
+        told["json"] = form.source()[1]
+    for name in ("disable_any_whitespace", "disable_additional_properties", "whitespace_pattern"):
+        if value := getattr(form, name):
+            told[name] = value
+    return told
+
+
+# ---- what it says -------------------------------------------------------------------------------
+
+
+class _Scored(msgspec.Struct):
+    token_id: int
+    logprob: float
+    rank: int | None = None
+
+
+class _Position(_Scored):
+    top_logprobs: list[_Scored] = []
+
+
+class _Logprobs(msgspec.Struct):
+    content: list[_Position] | None = None
+
+
+class _Choice(msgspec.Struct):
+    token_ids: list[int] | None = None
+    finish_reason: str | None = None
+    logprobs: _Logprobs | None = None
+
+
+class _Details(msgspec.Struct):
+    cached_tokens: int | None = None
+
+
+class _Usage(msgspec.Struct):
+    prompt_tokens: int | None = None
+    prompt_tokens_details: _Details | None = None
+
+
+class _Error(msgspec.Struct):
+    message: str
+    code: int = SERVER_ERROR
+
+
+class _Event(msgspec.Struct):
+    choices: list[_Choice] = []
+    usage: _Usage | None = None
+    error: _Error | None = None
+
+
+_decode = msgspec.json.Decoder(_Event).decode
+
+
+class VLLMReader:
+    """Reads the events of one stream. The last token waits for the usage, which follows it."""
+
+    def __init__(self, *, has_logprobs: bool) -> None:
+        self._has_logprobs = has_logprobs
+        self._last: Step | None = None
+
+    def read(self, event: bytes) -> Step | None:
+        try:
+            content = _decode(event)
+        except msgspec.DecodeError:  # also what `ValidationError` derives from
+            raise Broken("an event that is none of vLLM's") from None
+        if content.error is not None:
+            raise _failure(content.error)
+        if not content.choices:
+            return self._end(content.usage)
+        choice = content.choices[0]
+        if choice.token_ids is None:
+            raise Broken("it gives no token ids, as vLLM does from 0.10.2 on")
+        step = Step(choice.token_ids)
+        if content.usage is not None:
+            step.num_prompt_tokens = content.usage.prompt_tokens
+        if self._has_logprobs:
+            step.logprobs = _entries(choice)
+        if choice.finish_reason is None:
+            return step
+        if choice.finish_reason not in REASONS:
+            raise Broken(f"it ended for a reason that is none: {choice.finish_reason}")
+        step.finish_reason = choice.finish_reason
+        self._last = step
+        return None
+
+    def _end(self, usage: _Usage | None) -> Step | None:
+        last, self._last = self._last, None
+        if last is not None and usage is not None and usage.prompt_tokens_details is not None:
+            last.num_cached_tokens = usage.prompt_tokens_details.cached_tokens or 0
+        return last
+
+
+def _failure(error: _Error) -> BadStatus | Broken:
+    """It says so in a reply that has begun well: with a status of its own, which is what counts."""
+    if error.code >= SERVER_ERROR:
+        return Broken(f"it has failed: {error.message}")
+    return BadStatus(error.code, error.message)
+
+
+def _entries(choice: _Choice) -> list[list[tuple[int, float, int]]]:
+    """For each token: itself, then the best ones."""
+    scores = choice.logprobs.content if choice.logprobs is not None else None
+    number = len(choice.token_ids or ())
+    if scores is None or len(scores) != number:
+        raise Broken("tokens without their logprobs")
+    return [
+        [
+            (own.token_id, own.logprob, own.rank or 0),
+            *(
+                (each.token_id, each.logprob, each.rank or 0)
+                for each in own.top_logprobs
+                if each.token_id != own.token_id
+            ),
+        ]
+        for own in scores
+    ]
+
+
+def _served(models: Any, wanted: str | None) -> tuple[str, int]:
+    """The name of the model there, and its context. Raises `Misfit`."""
+    listed = models.get("data") if isinstance(models, dict) else None
+    if not isinstance(listed, list):
+        raise Misfit("it is no vLLM server: /v1/models lists nothing")
+    found = {
+        each["id"]: integer_of(each.get("max_model_len"))
+        for each in listed
+        if isinstance(each, dict) and isinstance(each.get("id"), str)
+    }
+    name = next(iter(found), None) if wanted is None else wanted
+    if name is None or name not in found:
+        raise Misfit(f"it serves no model {wanted!r}" if wanted else "it serves no model")
+    if not found[name]:
+        raise Misfit("it is no vLLM server: /v1/models tells no max_model_len")
+    return name, found[name]
+
+
+async def _finds(ask: Ask, call: Call) -> bool:
+    """Whether it has a route. Raises `RemoteProblem`."""
+    try:
+        await ask(call)
+    except BadStatus as problem:
+        if problem.status not in ABSENT_STATUSES:
+            raise
+        return False
+    return True
+
+
+async def _metrics(ask: Ask) -> bytes:
+    """Empty where it tells none."""
+    try:
+        text = await ask(Call("/metrics"))
+    except BadStatus:
+        return b""
+    return text.encode() if isinstance(text, str) else b""
+
+
+def _load(metrics: bytes) -> RemoteLoad:
+    """Of all that work side by side under its address."""
+    running, waiting, usage = (
+        [float(each) for each in gauge.findall(metrics)] for gauge in (RUNNING, WAITING, USAGE)
+    )
+    return RemoteLoad(
+        num_running=int(sum(running)) if running else None,
+        num_waiting=int(sum(waiting)) if waiting else None,
+        kv_usage=sum(usage) / len(usage) if usage else None,
+    )
+
+
+def _cache_tokens(metrics: bytes) -> int | None:
+    """How many tokens fit into its cache, or into those of several in parallel."""
+    total = 0
+    for found in CACHE.findall(metrics):
+        labels = dict(re.findall(rb'(\w+)="([^"]*)"', found))
+        sizes = [labels.get(name, b"") for name in (b"num_gpu_blocks", b"block_size")]
+        if all(size.isdigit() for size in sizes):
+            total += int(sizes[0]) * int(sizes[1])
+    return total or None
