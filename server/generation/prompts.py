@@ -201,17 +201,9 @@ class PromptBuilder:
         Where the prompt begins a thought, the text must not be taken for one. A form would not let
         the model end it.
         """
-        if self._engine.answer_grammar.is_plain:
-            return base
         if self._thought_end is None:
-            tokenizer = self._engine.get_tokenizer()
-            asked = [{"role": "user", "content": "Hello"}]
-            try:
-                ids = await tokenizer.apply_chat_template_async(asked)
-            except (ValidationError, RetryableRequestError):
-                return base
-            self._thought_end = AnswerReader(self._engine, ids).thought_end
-        return f"\n{self._thought_end}\n\n{base}" if self._thought_end else base
+            self._thought_end = await thought_end_of(self._engine)
+        return behind_thought(self._thought_end or "", base)
 
     @property
     def _takes_tools(self) -> bool:
@@ -344,6 +336,23 @@ class PromptBuilder:
         return await tokenizer.apply_chat_template_async(
             messages, answer=base, owner=uid, max_length=max_length, **variables
         )
+
+
+async def thought_end_of(engine: EngineClient) -> str | None:
+    """What ends the thought that each prompt begins; "" if it begins none, None: not known now."""
+    if engine.answer_grammar.is_plain:
+        return ""
+    asked = [{"role": "user", "content": "Hello"}]
+    try:
+        ids = await engine.get_tokenizer().apply_chat_template_async(asked)
+    except (ValidationError, RetryableRequestError):
+        return None
+    return AnswerReader(engine, ids).thought_end
+
+
+def behind_thought(thought_end: str, base: str) -> str:
+    """An answer's beginning as the model would have written it."""
+    return f"\n{thought_end}\n\n{base}" if thought_end else base
 
 
 def template_variables(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -95,7 +95,10 @@ class ChatRequest(SamplingFields, frozen=True, kw_only=True, forbid_unknown_fiel
     tool_choice: Literal["auto", "none", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
     reasoning_effort: str | None = None
-    thinking_token_budget: Annotated[int, Meta(ge=0)] | None = None  # of vLLM
+    # of vLLM
+    thinking_token_budget: Annotated[int, Meta(ge=0)] | None = None
+    continue_final_message: bool | None = None  # the last message is what the answer begins with
+    add_generation_prompt: bool | None = None
     # without effect
     metadata: dict[str, Any] | None = None
     safety_identifier: str | None = None
@@ -121,9 +124,11 @@ class ChatRequest(SamplingFields, frozen=True, kw_only=True, forbid_unknown_fiel
         variables = {}
         if self.reasoning_effort is not None:
             variables["reasoning_effort"] = self.reasoning_effort
+        said, answer = self._said_and_begun()
         return Asked(
             model=self.model,
-            messages=chat_messages(self.messages),
+            messages=chat_messages(said),
+            answer=answer,
             settings=self._settings(),
             parameters=self.parameters(),
             variables=variables,
@@ -141,6 +146,22 @@ class ChatRequest(SamplingFields, frozen=True, kw_only=True, forbid_unknown_fiel
         is_one_call = isinstance(self.tool_choice, NamedTool)  # it is held to that
         if self.parallel_tool_calls is False and self.tools and not is_one_call:
             raise not_here("parallel_tool_calls", "a model may call several tools at once")
+
+    def _said_and_begun(self) -> tuple[list[Said], str]:
+        """The messages, and what the answer to them says already."""
+        if not self.continue_final_message:
+            if self.add_generation_prompt is False:
+                raise not_here("add_generation_prompt", "a prompt asks for an answer")
+            return self.messages, ""
+        if self.add_generation_prompt:
+            problem = "an answer that goes on is not asked for anew"
+            raise invalid_field("add_generation_prompt", problem)
+        *said, last = self.messages
+        place = f"messages[{len(said)}]"
+        text = _text(last.content, f"{place}.content")
+        if last.role != "assistant" or last.tool_calls or not text or not said:
+            raise invalid_field("continue_final_message", f"{place} is no answer that can go on")
+        return said, text
 
     def _settings(self) -> dict[str, Any]:
         given = {

@@ -24,6 +24,7 @@ from server.engines.client import (
 from server.engines.models import Models
 from server.generation.answers import schemas_of
 from server.generation.chat_messages import template_tools
+from server.generation.prompts import behind_thought, thought_end_of
 from server.generation.sampling import (
     choice_problem,
     effective_settings,
@@ -167,6 +168,7 @@ def _params(
                 {**settings, "seed": settings["seed"] + number},
                 max_tokens,
                 chat_stop,
+                asked.answer,
                 call_form=form,
                 more=asked.parameters,
             )
@@ -185,9 +187,12 @@ async def _render(
 ) -> list[int]:
     variables = {**asked.variables, **({"tools": template_tools(tools)} if tools else {})}
     tokenizer = engine.get_tokenizer()
+    answer = asked.answer
+    if answer:
+        answer = behind_thought(await thought_end_of(engine) or "", answer)
     try:
         return await tokenizer.apply_chat_template_async(
-            asked.messages, owner=uid, max_length=limit, **variables
+            asked.messages, answer, owner=uid, max_length=limit, **variables
         )
     except PromptTooLongError as error:
         raise _too_long(f"at least {error.num_tokens}", limit) from error

@@ -14,6 +14,7 @@ class Asked:
 
     model: str
     messages: Sequence[ChatMessage] = ()  # as a chat template takes them
+    answer: str = ""  # what the answer to them says already, and goes on with
     prompts: Sequence[str | Sequence[int]] = ()  # in their place: texts, or token ids
     is_echoed: bool = False  # each answer begins with its prompt
     is_only_echoed: bool = False  # and ends with it

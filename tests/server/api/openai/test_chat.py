@@ -82,6 +82,15 @@ async def test_an_answer_that_is_not_streamed_has_the_same_words(house: House) -
     }
 
 
+async def test_an_answer_goes_on_after_what_its_last_message_says(house: House) -> None:
+    said = [
+        {"role": "user", "content": oracle_word(1)},
+        {"role": "assistant", "content": oracle_answer(1, 2)},
+    ]
+    answer = await house.ask(messages=said, continue_final_message=True, max_tokens=2).body()
+    assert answer["choices"][0]["message"]["content"] == oracle_answer(3, 2)
+
+
 async def test_nothing_of_it_is_stored(house: House) -> None:
     await house.ask().body()
     assert await house.keys() == set()

@@ -74,6 +74,39 @@ def test_fields_are_settings(fields: dict[str, Any], settings: dict[str, Any]) -
     assert asked(**fields).settings == settings
 
 
+def test_the_last_message_is_what_the_answer_goes_on_with() -> None:
+    said = [*HELLO, {"role": "assistant", "content": "Good eve"}]
+    begun = asked(messages=said, continue_final_message=True, add_generation_prompt=False)
+    assert (begun.messages, begun.answer) == (HELLO, "Good eve")
+    assert asked(messages=said).answer == ""
+    assert asked(add_generation_prompt=True).messages == HELLO
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"continue_final_message": True}, "continue_final_message"),
+        (
+            {
+                "continue_final_message": True,
+                "messages": [*HELLO, {"role": "assistant", "content": ""}],
+            },
+            "continue_final_message",
+        ),
+        (
+            {"continue_final_message": True, "messages": [{"role": "assistant", "content": "x"}]},
+            "continue_final_message",
+        ),
+        ({"continue_final_message": True, "add_generation_prompt": True}, "add_generation_prompt"),
+        ({"add_generation_prompt": False}, "add_generation_prompt"),
+    ],
+)
+def test_what_is_no_answer_cannot_go_on(fields: dict[str, Any], param: str) -> None:
+    with pytest.raises(ApiError) as refused:
+        asked(**fields)
+    assert refused.value.param == param
+
+
 def test_what_no_setting_says_is_the_engines() -> None:
     assert asked(logit_bias={"5": -100}).parameters == {"logit_bias": {"5": -100}}
     held = {"ignore_eos": True, "min_tokens": 5}
