@@ -29,6 +29,15 @@ class OutputError:
 
 
 @dataclass(frozen=True, slots=True)
+class TokenCounts:
+    """An engine's own figures of a request, where `token_ids` are not the ids of its tokens."""
+
+    num_prompt: int
+    num_cached: int  # of them, those that were found in a cache
+    num_output: int
+
+
+@dataclass(frozen=True, slots=True)
 class RequestProgress:
     """How far a request is before and during its prefill; given to `generate(on_progress=)`."""
 
@@ -109,6 +118,7 @@ class RequestOutput:
     prompt_token_id_logprobs: "npt.NDArray[np.float32] | None" = field(default=None, compare=False)
     error: OutputError | None = field(default=None)
     warnings: list[str] = field(default_factory=list)  # what a grammar cannot hold the answer to
+    counts: TokenCounts | None = None  # None: the ids say it
     # index → place in `outputs`, made with the first `add`
     _places: dict[int, int] | None = field(default=None, repr=False, compare=False)
 
@@ -131,6 +141,7 @@ class RequestOutput:
         kv_transfer_params: dict[str, Any] | None = None,
         error: OutputError | None = None,
         warnings: list[str] | None = None,
+        counts: TokenCounts | None = None,
         **unknown: Any,
     ) -> None:
         if unknown:
@@ -151,6 +162,7 @@ class RequestOutput:
         self.kv_transfer_params = kv_transfer_params
         self.error = error
         self.warnings = warnings or []
+        self.counts = counts
         self._places = None
 
     def add(self, later: "RequestOutput", aggregate: bool) -> None:
@@ -159,6 +171,7 @@ class RequestOutput:
         self.metrics = later.metrics or self.metrics
         self.error = later.error or self.error
         self.warnings = later.warnings or self.warnings
+        self.counts = later.counts or self.counts
         self.kv_transfer_params = later.kv_transfer_params or self.kv_transfer_params
         if later.prompt_logprobs is not None:
             self.prompt_logprobs = later.prompt_logprobs

@@ -238,6 +238,12 @@ class AsyncLLM(EngineControl):
 
     # ---- requests
 
+    def check_params(self, params: SamplingParams) -> None:
+        """Raise the `ValidationError` that `generate` would raise for parameters alone."""
+        known = self._client.ready
+        check_params(params, self._parts.max_logprobs, None if known is None else known.vocab_size)
+        self._client.link.check(params)
+
     async def generate(
         self,
         prompt: Prompt,

@@ -29,6 +29,7 @@ from server.generation.sampling import (
     choice_problem,
     effective_settings,
     offered_tools,
+    sampling_params,
     structured_outputs,
 )
 from server.live.hub import Hub
@@ -72,6 +73,7 @@ if TYPE_CHECKING:  # a server without tools imports nothing of them
 logger = structlog.get_logger("server")
 
 MAX_TRIES = 4  # each means that something else began or ended in the session meanwhile
+SETTINGS = {"structured_outputs": "output", "max_tokens": "max_output_tokens"}  # to the engine
 TEXT = {"type": "text"}  # the `output` of an answer that may have any form
 
 
@@ -340,6 +342,11 @@ class ResponseCreator:
                 message = "this server runs no tools: its operator has configured none"
                 raise ApiError("tool_not_found", message, param="settings.tools")
             settings["tools"] = await self._tools.expanded(tools)
+        try:  # of a model that is not loaded yet the end of the answer says it
+            self._models.engine(name).check_params(sampling_params(settings, max_tokens=1))
+        except ValidationError as error:
+            setting = SETTINGS.get(error.parameter or "", error.parameter)
+            raise invalid_field(f"settings.{setting}", f"{error}") from error
         if offered_tools(settings) and settings.get("output", TEXT) != TEXT:
             problem = "an answer of a given form calls no tools: say tool_choice none with it"
             raise invalid_field("settings.output", problem)
@@ -383,6 +390,7 @@ class ResponseCreator:
             status="queued",
             created_at=now_ms,
             priority=frame.priority or msgspec.UNSET,
+            exactness=self._models.engine(model.name).exactness.value,
             text_length=answer.text_length if target.base else msgspec.UNSET,
         )
         entry = CreatedEntry(response=response, idempotency_key=frame.idempotency_key)

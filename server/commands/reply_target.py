@@ -64,6 +64,7 @@ class ReplyTarget:
             status_details=None,
             settings=None,
             restarts=None,
+            exactness=None,
         )
 
     @staticmethod

@@ -40,6 +40,7 @@ from engine.client.parsing.marks import Marks
 from engine.client.parsing.parser import AnswerParser
 from engine.client.requests.core_link import CANNOT_CONTINUE
 from engine.lora import ADAPTER_FILES, LoRARequest, hash_adapter
+from engine.outputs import OutputError, TokenCounts
 from engine.sampling_params import MIN_TEMPERATURE
 
 # Takes new text, its token ids, and their logprobs where they were asked for.
@@ -65,6 +66,7 @@ __all__ = [
     "Logprob",
     "Marks",
     "ModelLoadError",
+    "OutputError",
     "ParsedArguments",
     "ParsedBegin",
     "ParsedEnd",
@@ -82,6 +84,7 @@ __all__ = [
     "SamplingParams",
     "ServedModel",
     "StructuredOutputsParams",
+    "TokenCounts",
     "TokensPrompt",
     "UnsupportedModelError",
     "ValidationError",
@@ -226,6 +229,12 @@ class EngineClient(Protocol):
 
     def check_admission(self, n: int = 1) -> None:
         """Raise a `RetryableRequestError` if `n` more requests could not be taken now."""
+
+    def check_params(self, params: SamplingParams) -> None:
+        """Raise `ValidationError`, with the parameter, for what such an engine cannot do.
+
+        What only the request itself shows, `generate` says.
+        """
 
     def generate(
         self,

@@ -315,6 +315,10 @@ class OnDemandEngine:
         elif 0 < self._max_waiting < self._num_uses:  # who asks is one of them
             raise QueueOverflowError("too many requests are waiting")
 
+    def check_params(self, params: SamplingParams) -> None:
+        if self._joined is not None:
+            self._joined.check_params(params)
+
     async def generate(
         self,
         prompt: TokensPrompt,

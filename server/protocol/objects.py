@@ -21,6 +21,7 @@ Fraction = Annotated[float, Meta(ge=0, le=1)]
 Rate = Annotated[float, Meta(ge=0)]  # per second
 
 Engine = Literal["released", "unknown"]  # whether the engine has confirmed an end
+Exactness = Literal["exact", "tokens", "text", "none"]  # if its engine dies: docs/engines.md
 EndStatus = Literal["completed", "cancelled", "incomplete", "failed"]
 By = Literal["user", "admin", "policy", "store_lost"]
 Reason = Literal[
@@ -39,6 +40,7 @@ Reason = Literal[
     "quota",
     "server_shutdown",
     "owner_lost",
+    "engine_lost",
     "content_filter",
     "engine_error",
     "output_format_refused",
@@ -207,6 +209,7 @@ class MessageObject(Part, frozen=True, kw_only=True):
     status_details: StatusDetails | UnsetType = UNSET
     settings: SettingsObject | UnsetType = UNSET
     restarts: Count | UnsetType = UNSET
+    exactness: Exactness | UnsetType = UNSET  # missing: exact
     reasoning: str | UnsetType = UNSET
     tool_calls: list[FunctionCall] | UnsetType = UNSET
     tool_outputs: list[FunctionCallOutput] | UnsetType = UNSET
@@ -230,6 +233,7 @@ class ResponseObject(Part, frozen=True, kw_only=True):
     status: Literal["queued", "in_progress", "completed", "cancelled", "incomplete", "failed"]
     created_at: Milliseconds
     priority: int | UnsetType = UNSET
+    exactness: Exactness | UnsetType = UNSET
     status_details: StatusDetails | UnsetType = UNSET
     usage: Usage | UnsetType = UNSET
     timings: Timings | UnsetType = UNSET

@@ -148,7 +148,7 @@ class Finisher:
         stop = run.stopping
         # A client that stopped it at another worker got no more text, and may find no log any more.
         whole = ObjectEvent({**done, "text": message.text}) if stop is not None else None
-        next_round = next_round_of(run, end, message)
+        next_round, usage = next_round_of(run, end, message), run.usage()
         return await self._store.runs.finish(
             run.response_id,
             fence=run.fence,
@@ -158,8 +158,8 @@ class Finisher:
             engine=end.engine,
             message=message,
             text_length=message.text_length,
-            input_tokens=run.num_prompt_tokens,
-            output_tokens=len(run.token_ids),
+            input_tokens=usage["input_tokens"],
+            output_tokens=usage["output_tokens"],
             events=[*pending, ObjectEvent(done)],
             token_ids=run.token_ids[run.num_tokens_stored :],
             fields={name: at for name, at in run.timeline.at.items() if name in OWN_MOMENTS},
@@ -275,9 +275,10 @@ class Finisher:
             order=run.final_order(),
             status=STATUS_TO_MESSAGE_STATUS[end.status],
             usage=run.message_usage(),
-            timings=run.timeline.wire(len(run.token_ids)),
+            timings=run.timeline.wire(run.num_output_tokens),
             status_details=end.details(),
             settings=run.message_settings(),
             restarts=run.num_restarts or None,
+            exactness=run.inexactness,
         )
         return _Ending(end, message, run.done_entry(end, message.text_length))

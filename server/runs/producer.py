@@ -20,11 +20,13 @@ from msgspec import UNSET
 from server.config.intervals import STORE_RETRY_SECONDS, Intervals
 from server.config.models import ModelState
 from server.engines.client import (
+    CANNOT_CONTINUE,
     EngineClient,
     EngineDeadError,
     EngineError,
     Logprob,
     ModelLoadError,
+    OutputError,
     ParsedArguments,
     ParsedBegin,
     ParsedEnd,
@@ -81,6 +83,10 @@ LATE_REFUSALS: Mapping[str, Reason] = {  # of models that were not loaded when t
     "tools_not_supported": "tools_not_supported",
 }
 FORM_PROBLEMS = ("grammar_refused", "unsupported_parameter", "invalid_request")  # of the engine
+INCOMPLETE: Mapping[str, Reason] = {  # what the engine says of its end → what clients hear
+    CANNOT_CONTINUE: "engine_lost",
+    "content_filter": "content_filter",
+}
 ENGINE_WAIT_SECONDS = 60.0  # of an answer whose turn comes while there is no engine core
 
 
@@ -280,7 +286,7 @@ class Producer:
         if run.token_ids and not self._take_up(token_ids, params):
             return End("incomplete", "owner_lost", "released")
         finish_reason, stop_reason, confirmed = "error", None, True
-        problem = ""  # with the form that was asked for
+        error: OutputError | None = None
         try:
             outputs = self._engine.generate(
                 {"prompt_token_ids": token_ids, "cache_salt": self._cache_salt},
@@ -302,16 +308,17 @@ class Producer:
                     finish_reason = answer.finish_reason or "error"
                     stop_reason = answer.stop_reason
                     confirmed = output.metrics is None or output.metrics.core_confirmed
-                    if output.error is not None:
-                        logger.warning("engine error", code=output.error.code, **run.ids)
-                        if output.error.code in FORM_PROBLEMS and params.structured_outputs:
-                            problem = output.error.message
-        except (EngineError, ValidationError) as error:
+                    error = output.error
+                    if error is not None:
+                        logger.warning("engine error", code=error.code, **run.ids)
+        except (EngineError, ValidationError) as failure:
             # Not in a core, or in one that is dead and holds no blocks: released in any case.
+            if isinstance(failure, ValidationError):
+                error = OutputError("invalid_request", str(failure))
             logger.warning(
                 "generation failed",
-                error=type(error).__name__,
-                dead=isinstance(error, EngineDeadError),
+                error=type(failure).__name__,
+                dead=isinstance(failure, EngineDeadError),
                 **run.ids,
             )
         finally:
@@ -324,8 +331,8 @@ class Producer:
         if run.stopping is not None and confirmed:
             run.timeline.note("aborted_at")
         engine: Engine = "released" if confirmed else "unknown"
-        if problem and run.stopping is None:
-            return End("failed", "output_format_refused", engine, message=problem)
+        if error is not None and run.stopping is None:
+            return _end_of(error, engine, has_form=params.structured_outputs is not None)
         return run.end(finish_reason, stop_reason, engine)
 
     def _take_up(self, token_ids: list[int], params: SamplingParams) -> bool:
@@ -393,6 +400,7 @@ class Producer:
         """What an engine yields: its last output, or all of them."""
         self._note_cached(output.num_cached_tokens)
         self._run.warnings = output.warnings or self._run.warnings
+        self._run.counts = output.counts or self._run.counts
         if output.metrics is not None:
             self._run.num_resubmits = output.metrics.num_resubmits
             self._run.timeline.first_decoded = output.metrics.first_token_ts or None
@@ -599,6 +607,16 @@ class Producer:
         """What the engine would still say is nobody's to hear."""
         lose(self._run, error)
         self._hub.spawn(self._engine.abort(self._run.response_id))
+
+
+def _end_of(error: OutputError, engine: Engine, *, has_form: bool) -> End:
+    """How an answer ends that its engine cannot make; what is refused says so to a person."""
+    if error.code in INCOMPLETE:
+        return End("incomplete", INCOMPLETE[error.code], engine)
+    if has_form and error.code in FORM_PROBLEMS:
+        return End("failed", "output_format_refused", engine, message=error.message)
+    message = error.message if error.code == "invalid_request" else ""
+    return End("failed", "engine_error", engine, message=message)
 
 
 def _kind(part: Said) -> bool | None:

@@ -16,7 +16,7 @@ import msgspec
 from msgspec import UNSET
 from msgspec.structs import replace
 
-from server.engines.client import ServedModel
+from server.engines.client import ServedModel, TokenCounts
 from server.generation.prompts import Prompt
 from server.live.response_log import ResponseLog, calls_of, order_of, reasoning_of, text_of
 from server.protocol.calls import CallLedger
@@ -35,6 +35,8 @@ from server.runs.stop import Stop
 from server.telemetry.tracing import AnswerTrace
 from sessions.model.events import Event, ObjectEvent, TextEvent
 from sessions.model.records import Message, RunRecord, utf16_length
+
+EXACT = "exact"
 
 
 @dataclass(slots=True)
@@ -120,6 +122,7 @@ class Run:
         self.num_discarded = 0  # tokens decoded after the gate had closed
         self.num_prompt_tokens = 0
         self.num_cached_tokens = 0
+        self.counts: TokenCounts | None = None  # of an engine whose tokens are not known here
         self.warnings: list[str] = []  # what its `output` says and nothing holds it to
         self.num_resubmits = 0  # how often the engine was replaced under it, while it was here
         self.prompt: Prompt | None = None
@@ -485,7 +488,7 @@ class Run:
             status_details=StatusDetails(reason=end.reason, by=by, message=end.message or UNSET),
             warnings=self.warnings or UNSET,
             usage=Usage(**self.usage()),
-            timings=Timings(**self.timeline.wire(len(self.token_ids))),
+            timings=Timings(**self.timeline.wire(self.num_output_tokens)),
             restarts=self.num_restarts or UNSET,
             text_length=text_length,
         )
@@ -498,6 +501,12 @@ class Run:
         """How many engines and workers have ended under it, as far as this worker knows."""
         return self.num_resubmits + self.fence - 1
 
+    @property
+    def inexactness(self) -> str | None:
+        """How its engine lets it go on after a death; None if exactly, as our own does."""
+        exactness: str = self.response.get("exactness", EXACT)
+        return None if exactness == EXACT else exactness
+
     def message_settings(self) -> dict[str, Any]:
         """What is kept with the message: enough to make it again, but for long texts."""
         settings = self.response["settings"].items()
@@ -509,12 +518,22 @@ class Run:
         usage["output_tokens"] += (self.message.usage or {}).get("output_tokens", 0)
         return usage
 
+    @property
+    def num_output_tokens(self) -> int:
+        return len(self.token_ids) if self.counts is None else self.counts.num_output
+
     def usage(self) -> dict[str, int]:
-        """Of this response alone."""
+        """Of this response alone, as the engine counts."""
+        if self.counts is not None:
+            return {
+                "input_tokens": self.counts.num_prompt,
+                "cached_tokens": self.counts.num_cached,
+                "output_tokens": self.counts.num_output,
+            }
         return {
             "input_tokens": self.num_prompt_tokens,
             "cached_tokens": self.num_cached_tokens,
-            "output_tokens": len(self.token_ids),
+            "output_tokens": self.num_output_tokens,
         }
 
 

@@ -26,6 +26,7 @@ _OPTIONAL_FIELDS: Final = (  # of a message, as the protocol's object has them
     "status_details",
     "settings",
     "restarts",
+    "exactness",
     "reasoning",
     "tool_calls",
     "tool_outputs",
@@ -153,6 +154,7 @@ class Message:
     status_details: dict[str, Any] | None = None
     settings: dict[str, Any] | None = None  # that it was made with, without the system text
     restarts: int | None = None  # of its engine or worker, that it survived; None: of none
+    exactness: str | None = None  # how it would have gone on at another engine; None: exactly
     reasoning: str | None = None  # what the model thought before it; None: nothing
     tool_calls: list[dict[str, Any]] | None = None  # items of the protocol; None: it called none
     tool_outputs: list[dict[str, Any]] | None = None  # what became of those that the server ran

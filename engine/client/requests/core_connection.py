@@ -35,6 +35,7 @@ from engine.ipc import (
     UtilityReply,
     decode_core_message,
 )
+from engine.sampling_params import SamplingParams
 
 HELLO_SECONDS = 0.05  # between two Hellos
 RECONNECT_MS = 50  # between two tries to reach a core that is not there
@@ -119,6 +120,9 @@ class CoreConnection:
             return False
         self._receive_soon()
         return True
+
+    def check(self, params: SamplingParams) -> None:
+        """Our own does all that there is."""
 
     def abort(self, request_ids: Sequence[str], reason: str = "abort") -> None:
         """Have the core end requests, by internal id; without a core there is nothing to end."""

@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Sequence
 from typing import Any, Protocol
 
 from engine.ipc import ClientMessage, Ready, SchedulerStats, SequenceOutput
+from engine.sampling_params import SamplingParams
 
 CANNOT_CONTINUE = "cannot_continue"  # the code of an error: this answer would begin anew there
 
@@ -80,6 +81,9 @@ class CoreLink(Protocol):
         this core cannot do. A request that it cannot continue ends with the error
         `CANNOT_CONTINUE`.
         """
+
+    def check(self, params: SamplingParams) -> None:
+        """Raise the `ValidationError` that `send` would raise for these parameters alone."""
 
     def abort(self, request_ids: Sequence[str], reason: str = "abort") -> None:
         """Have the core end requests, by internal id; without a core there is nothing to end.

@@ -38,7 +38,10 @@ class StatelessAnswer:
 
     @property
     def num_prompt_tokens(self) -> int:
-        return sum(map(len, self._work.prompts))
+        per_prompt = len(self._choices) // len(self._work.prompts)
+        said = [choice.num_prompt_tokens for choice in self._choices[::per_prompt]]
+        pairs = zip(said, map(len, self._work.prompts), strict=True)
+        return sum(counted if number is None else number for number, counted in pairs)
 
     @property
     def num_cached_tokens(self) -> int:

@@ -59,6 +59,7 @@ class Choice:
     ) -> None:
         self.num_tokens = 0
         self.num_cached_tokens = 0
+        self.num_prompt_tokens: int | None = None  # None: as many as the prompt has ids
         self._number = number
         self._request_id = request_id
         self._work = work
@@ -133,6 +134,9 @@ class Choice:
 
     def _end_of(self, output: RequestOutput) -> Ended:
         self.num_cached_tokens = output.num_cached_tokens or 0
+        if (counts := output.counts) is not None:  # of an engine whose tokens are not known here
+            self.num_tokens, self.num_prompt_tokens = counts.num_output, counts.num_prompt
+            self.num_cached_tokens = counts.num_cached
         answer = output.outputs[0]
         reason = ENDS.get(answer.finish_reason or "", "error")
         if reason != "error":

@@ -23,6 +23,7 @@ from engine.client.requests.core_link import CANNOT_CONTINUE, CoreListener, Core
 from engine.config import EngineConfig
 from engine.errors import EngineDeadError, EngineGenerateError
 from engine.ipc import AddRequest, ClientMessage, Ready, SchedulerStats, SequenceOutput
+from engine.sampling_params import SamplingParams
 from server.engines.remote.answer import MAX_TRIES_IN_VAIN, OpenAnswer
 from server.engines.remote.checkpoint import Checkpoint, check_agreement
 from server.engines.remote.dialect import Dialect, RemoteFacts, RemoteLoad
@@ -143,6 +144,10 @@ class RemoteLink:
             self._trying[message.request_id] = task
             task.add_done_callback(lambda done: self._trying.pop(message.request_id, None))
         return True
+
+    def check(self, params: SamplingParams) -> None:
+        if self.ready is not None:  # before, nobody knows what it can do
+            self._dialect.call(AddRequest("", [0], params, 0.0), "")
 
     def abort(self, request_ids: Sequence[str], reason: str = "abort") -> None:
         for request_id in request_ids:

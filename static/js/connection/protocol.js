@@ -18,6 +18,7 @@ const REASON_TEXTS = {
   quota: "quota used up",
   server_shutdown: "the server shut down, ask again",
   owner_lost: "the server process was lost, ask again",
+  engine_lost: "its engine was lost, and cannot go on in the middle",
   content_filter: "withheld by a filter",
   engine_error: "the model failed, ask again",
   output_format_refused: "the form that was asked for cannot be had",

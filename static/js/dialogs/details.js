@@ -37,10 +37,16 @@ export function sections(message) {
   return all.map(([heading, rows]) => [heading, rows.filter(([, value]) => value)]).filter(([, rows]) => rows.length);
 }
 
+/** How an answer went on at an engine that does not go on exactly. */
+const WENT_ON = {
+  tokens: ", went on from its next token",
+  text: ", went on after its text",
+};
+
 function courseOf(message, timings) {
-  const { status, reason, createdAt, restarts } = message;
+  const { status, reason, createdAt, restarts, exactness } = message;
   const how = [endText(status, reason) || "Complete", reasonText(reason)].filter(Boolean).join(", ");
-  const times = (count) => `survived ${count} ${count === 1 ? "restart" : "restarts"}`;
+  const times = (count) => `survived ${count} ${count === 1 ? "restart" : "restarts"}${WENT_ON[exactness] ?? ""}`;
   return [
     ["Asked", new Date(createdAt).toLocaleString(undefined, { dateStyle: "medium", timeStyle: "medium" })],
     ["Waited in line", timings.queue_ms !== undefined && duration(timings.queue_ms)],

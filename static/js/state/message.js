@@ -43,6 +43,7 @@ export class Message {
     this.createdAt = wire.created_at ?? this.createdAt ?? 0;
     this.settings = wire.settings ?? this.settings ?? null;
     this.restarts = wire.restarts ?? this.restarts ?? 0;
+    this.exactness = wire.exactness ?? this.exactness ?? "exact";
     this.model = wire.model ?? this.model ?? "";
     this.redacted = wire.redacted ?? this.redacted ?? [];
     this.textLength = wire.text_length ?? this.textLength ?? null;

@@ -101,6 +101,9 @@ class IdleEngine:
     def check_admission(self, n: int = 1) -> None:
         pass
 
+    def check_params(self, params: SamplingParams) -> None:
+        pass
+
     async def generate(
         self,
         prompt: TokensPrompt,

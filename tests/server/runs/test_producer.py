@@ -8,7 +8,8 @@ import pytest
 
 from engine.client.parsing.formats import grammar_of
 from engine.errors import EngineDeadError
-from engine.outputs import RequestProgress
+from engine.outputs import OutputError, RequestProgress, TokenCounts
+from server.engines.client import CANNOT_CONTINUE, ValidationError
 from server.generation.prompts import Prompt, PromptBuilder
 from server.protocol.errors import ApiError
 from server.runs import producer as producer_module
@@ -322,3 +323,67 @@ async def test_what_is_found_of_a_model_that_was_loaded_late_ends_the_answer_by_
     await answering.start()
     (done,) = (f for f in await answering.viewer.sent() if f["type"] == "response.done")
     assert done["response"]["status_details"] == {"reason": reason, "message": "it is so"}
+
+
+@pytest.mark.parametrize(
+    ("code", "end"),
+    [
+        (CANNOT_CONTINUE, ("incomplete", "engine_lost", None)),
+        ("content_filter", ("incomplete", "content_filter", None)),
+        ("invalid_request", ("failed", "engine_error", "why")),
+        ("engine_error", ("failed", "engine_error", None)),
+    ],
+)
+async def test_an_answer_ends_as_its_engine_says(
+    answering: Answering, code: str, end: tuple[str, str, str | None]
+) -> None:
+    last = output(answering.rid, "", "error")
+    last.error = OutputError(code, "why")
+    answering.engine.say(output(answering.rid, "one "), last)
+    await answering.start()
+    done = [f for f in await answering.viewer.sent() if f["type"] == "response.done"]
+    details = done[0]["response"]["status_details"]
+    said = (done[0]["response"]["status"], details["reason"], details.get("message"))
+    assert said == end
+    assert (await answering.stored())[1] == "one "
+
+
+async def test_what_the_engine_refuses_when_it_is_asked_is_told(answering: Answering) -> None:
+    answering.engine.say(ValidationError("min_p is not done here", "min_p"))
+    await answering.start()
+    done = [f for f in await answering.viewer.sent() if f["type"] == "response.done"]
+    assert done[0]["response"]["status_details"] == {
+        "reason": "engine_error",
+        "message": "min_p is not done here",
+    }
+
+
+async def test_the_engines_own_figures_count_where_it_has_some(answering: Answering) -> None:
+    last = output(answering.rid, "", "stop")
+    last.counts = TokenCounts(num_prompt=40, num_cached=16, num_output=7)
+    answering.engine.say(output(answering.rid, "one "), last)
+    await answering.start()
+    done = [f for f in await answering.viewer.sent() if f["type"] == "response.done"]
+    usage = {"input_tokens": 40, "cached_tokens": 16, "output_tokens": 7}
+    assert done[0]["response"]["usage"] == usage
+    message = await answering.store.messages.get(
+        "alice", answering.chat.session_id, answering.run.message.id
+    )
+    assert message.usage == usage
+    session = await answering.store.sessions.get("alice", answering.chat.session_id)
+    assert (session.input_tokens, session.output_tokens) == (40, 7)
+
+
+@pytest.mark.parametrize(("exactness", "kept"), [("exact", None), (None, None), ("text", "text")])
+async def test_a_message_says_if_it_could_not_go_on_exactly(
+    answering: Answering, exactness: str | None, kept: str | None
+) -> None:
+    if exactness is not None:  # an older version says nothing
+        answering.run.response["exactness"] = exactness
+    answering.engine.say(output(answering.rid, "one ", "stop"))
+    await answering.start()
+    message = await answering.store.messages.get(
+        "alice", answering.chat.session_id, answering.run.message.id
+    )
+    assert message.exactness == kept
+    assert Message.from_wire(message.wire()).exactness == kept

@@ -21,6 +21,7 @@ UNFINISHED: Final = frozenset(
         "quota",
         "server_shutdown",
         "owner_lost",
+        "engine_lost",
         "content_filter",
     )
 )

@@ -12,6 +12,7 @@ from engine.client.requests.core_link import CoreListener, CoreState, Exactness
 from engine.config import EngineConfig
 from engine.errors import EngineGenerateError, ValidationError
 from engine.ipc import AddRequest, ClientMessage, Ready, SchedulerStats, SequenceOutput
+from engine.sampling_params import SamplingParams
 from tests.engine.helpers.connected_engine import DELTA, PROMPT, A, B, C, texts
 from tests.engine.helpers.scripted_core import ScriptedCore
 
@@ -46,6 +47,9 @@ class ScriptedLink:
             raise self.refusal
         self.sent.append(message)
         return self.ready is not None
+
+    def check(self, params: SamplingParams) -> None:
+        pass
 
     def abort(self, request_ids: Sequence[str], reason: str = "abort") -> None:
         self.aborted += request_ids
