@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 from server.config.engines import GROUP, EngineEntry
-from server.engines import native
+from server.engines import native, textual
 from server.engines.client import CoreState, EngineClient, ServedModel
 from server.engines.managed import EngineSetupError, ManagedEngine
 from server.engines.remote.kinds import REMOTE_KINDS
@@ -71,7 +71,7 @@ class EngineKind(Protocol):
         """What a worker that joins with these options serves."""
 
 
-KINDS: dict[str, EngineKind] = {"native": native, **REMOTE_KINDS}
+KINDS: dict[str, EngineKind] = {"native": native, "openai": textual, **REMOTE_KINDS}
 
 
 def chosen_entry(settings: "Settings") -> EngineEntry:

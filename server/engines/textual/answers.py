@@ -1,0 +1,194 @@
+"""What an engine's stream says of an answer → marked text, which `AnswerParser` reads.
+
+Thoughts and calls come apart from the text here. In marked text they stand between marks, single
+characters that no text can have: so nothing that a model writes can be taken for one.
+"""
+
+from typing import Any
+
+import msgspec
+
+from engine.client.parsing.anchors import Anchor
+from engine.client.parsing.calls import NamedCalls
+from engine.client.parsing.grammar import Field, Format
+from engine.client.parsing.marks import AddedToken
+from server.engines.client import Grammar
+from server.engines.remote.wire.problems import Broken
+
+_THOUGHT = "<thought>", "</thought>"
+_CALL = "<call>", "</call>"
+_ARGUMENTS = "<arguments>"
+
+FORMAT = Format(
+    "openai",
+    (
+        Field("reasoning", Anchor((_THOUGHT[0],)), Anchor((_THOUGHT[1],)), is_stripped=False),
+        Field(
+            "call",
+            Anchor((_CALL[0],)),
+            Anchor((_CALL[1],)),
+            NamedCalls(name_ends=(_ARGUMENTS,)),
+        ),
+    ),
+    implicit=Field("text", is_stripped=False),
+)
+GRAMMAR = Grammar(
+    FORMAT,
+    [
+        AddedToken(number, text, is_shown=False)
+        for number, text in enumerate((*_THOUGHT, *_CALL, _ARGUMENTS))
+    ],
+)
+_MARKS = {text: GRAMMAR.marks.mark(text) for text in (*_THOUGHT, *_CALL, _ARGUMENTS)}
+
+
+class CalledFunction(msgspec.Struct, frozen=True):
+    name: str | None = None
+    arguments: str | None = None
+
+
+class CallDelta(msgspec.Struct, frozen=True):
+    index: int = 0
+    function: CalledFunction | None = None
+
+
+class Delta(msgspec.Struct, frozen=True):
+    """What is new. Servers have two names for thoughts."""
+
+    content: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    tool_calls: list[CallDelta] | None = None
+
+
+class Choice(msgspec.Struct, frozen=True):
+    delta: Delta = Delta()
+    finish_reason: str | None = None
+    stop_reason: str | int | None = None  # of vLLM
+
+
+class PromptDetails(msgspec.Struct, frozen=True):
+    cached_tokens: int | None = None
+
+
+class Usage(msgspec.Struct, frozen=True):
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    prompt_tokens_details: PromptDetails | None = None
+
+    @property
+    def num_cached(self) -> int:
+        details = self.prompt_tokens_details
+        return 0 if details is None else details.cached_tokens or 0
+
+
+class Chunk(msgspec.Struct, frozen=True):
+    """One event of a stream; what else it has is nobody's business here."""
+
+    choices: list[Choice] = []
+    usage: Usage | None = None
+    error: Any = None
+
+
+read_chunk = msgspec.json.Decoder(Chunk).decode
+
+
+class AnswerText:
+    """The marked text of one answer, as far as it has come. `begun` is what it had before."""
+
+    def __init__(self, begun: str = "", *, is_marked: bool = True) -> None:
+        self._is_marked = is_marked
+        self._parts: list[str] = [begun]
+        self._region: str | int = "text"  # "reasoning", or the place of a call
+        self._num_calls = 0
+        self._is_plain = begun == plain(begun)
+
+    @property
+    def text(self) -> str:
+        return "".join(self._parts)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is text alone, so that the engine can be given it as the answer so far."""
+        return self._is_plain
+
+    def feed(self, delta: Delta) -> str:
+        """The marked text of what is new. Raises `Broken`."""
+        said = []
+        if thought := delta.reasoning_content or delta.reasoning:
+            said.append(self._in_region("reasoning", thought))
+        if delta.content:
+            said.append(self._in_region("text", delta.content))
+        for call in delta.tool_calls or ():
+            said.append(self._called(call))
+        return self._keep("".join(said))
+
+    def finish(self) -> str:
+        """What is still to be said when the engine has ended it."""
+        return self._keep(self._leave())
+
+    def _keep(self, text: str) -> str:
+        self._parts.append(text)
+        return text
+
+    def _in_region(self, region: str, text: str) -> str:
+        if not self._is_marked:
+            return text if region == "text" else ""
+        before = "" if region == self._region else self._leave()
+        if region == "reasoning" and region != self._region:
+            self._is_plain = False
+            before += _MARKS[_THOUGHT[0]]
+        self._region = region
+        return before + text
+
+    def _called(self, call: CallDelta) -> str:
+        if not self._is_marked:
+            return ""
+        said, function = "", call.function or CalledFunction()
+        if call.index != self._region:
+            if call.index != self._num_calls or not function.name:
+                raise Broken("its calls of tools are in no order")
+            said = self._leave() + _MARKS[_CALL[0]] + function.name + _MARKS[_ARGUMENTS]
+            self._region, self._is_plain = call.index, False
+            self._num_calls += 1
+        return said + (function.arguments or "")
+
+    def _leave(self) -> str:
+        region, self._region = self._region, "text"
+        if region == "text":
+            return ""
+        return _MARKS[_THOUGHT[1] if region == "reasoning" else _CALL[1]]
+
+
+def plain(text: str) -> str:
+    """Marked text without what its marks stand for."""
+    return GRAMMAR.marks.plain(text)
+
+
+class Seam:
+    """Joins what an engine says to the text that it was asked to go on with.
+
+    Models, and the templates before them, take white space at the end of an answer for a part of
+    what follows. So the engine gets the text without, and writes it again: that is not shown twice.
+    """
+
+    def __init__(self, shown: str) -> None:
+        self.sent = shown.rstrip()
+        self._tail = shown[len(self.sent) :]
+        self._held = ""
+
+    def feed(self, new: str) -> str:
+        """What is new of it, as soon as that is certain."""
+        if not self._tail:
+            return new
+        self._held += new
+        if len(self._held) < len(self._tail) and not self._held.strip():
+            return ""
+        return self.finish()
+
+    def finish(self) -> str:
+        """What was held. Nothing that follows belongs to the seam."""
+        new, tail = self._held, self._tail
+        self._held = self._tail = ""
+        starts = (start for start in range(len(tail)) if new.startswith(tail[start:]))
+        return new[len(tail) - next(starts, len(tail)) :]

@@ -1,0 +1,137 @@
+"""`Line`: the two routes of an engine that are asked, over the wire that engines at addresses have.
+
+What comes of an answer is handed on in the turn in which it comes. Nothing that comes is trusted:
+sizes and silences are bounded.
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import msgspec
+
+from server.engines.remote.wire.address import RemoteAddress
+from server.engines.remote.wire.events import EventReader
+from server.engines.remote.wire.exchange import (
+    MAX_MESSAGE_BYTES,
+    Call,
+    ask,
+    message_of,
+    start,
+)
+from server.engines.remote.wire.problems import BadStatus, Broken, RemoteProblem, Silent
+from server.engines.textual.answers import Chunk, read_chunk
+
+LOOK_SECONDS = 10.0  # for a list of models
+MAX_LIST_BYTES = 1_000_000
+FIRST_SECONDS = 300.0  # of silence, until the engine says something of an answer
+NEXT_SECONDS = 60.0  # of silence after that
+DONE = b"[DONE]"
+STREAM = "text/event-stream"
+
+
+class Patience(msgspec.Struct, frozen=True):
+    """How long an answer may be silent, in seconds."""
+
+    first: float = FIRST_SECONDS
+    next: float = NEXT_SECONDS
+
+
+class Line:
+    """To the routes below an address, such as `https://host:8000/v1`."""
+
+    def __init__(self, address: RemoteAddress, patience: Patience | None = None) -> None:
+        self._address = address
+        self._patience = patience or Patience()
+
+    async def models(self) -> bytes:
+        """The reply to `GET /models`. Raises `RemoteProblem`."""
+        return await ask(self._address, Call("/models"), LOOK_SECONDS, MAX_LIST_BYTES)
+
+    async def chat(
+        self, body: Mapping[str, Any], take: Callable[[Chunk], None], max_bytes: int
+    ) -> None:
+        """Have `take` called with each event of a streamed answer; return when it is over.
+
+        Raises `RemoteProblem`, also what `take` raises of these.
+        """
+        reply = _Reply(take, max_bytes, self._patience)
+        exchange = await start(self._address, Call("/chat/completions", body), reply)
+        try:
+            await reply.read()
+        finally:
+            exchange.close()
+
+
+class _Reply:
+    """Takes one stream."""
+
+    def __init__(self, take: Callable[[Chunk], None], max_bytes: int, patience: Patience) -> None:
+        self._take = take
+        self._bytes_left = max_bytes
+        self._patience = patience
+        self._seconds = patience.first
+        self._events = EventReader()
+        self._status = 0
+        self._refusal = bytearray()
+        self._loop = asyncio.get_running_loop()
+        self._heard_at = self._loop.time()
+        self._done: asyncio.Future[None] = self._loop.create_future()
+
+    async def read(self) -> None:
+        """Return when all of it is here. Silence is looked at, so that no token starts a timer."""
+        while not self._done.done():
+            left = self._heard_at + self._seconds - self._loop.time()
+            if left <= 0:
+                raise Silent(f"it was silent for {self._seconds:g} s")
+            await asyncio.wait([self._done], timeout=left)
+        self._done.result()
+
+    def began(self, status: int, content_type: str) -> None:
+        self._status = status
+        if status == 200 and not content_type.startswith(STREAM):
+            raise Broken("its answer is no stream of events")
+
+    def took(self, data: bytes) -> None:
+        self._heard_at = self._loop.time()
+        if self._status != 200:
+            self._refusal += data[: MAX_MESSAGE_BYTES - len(self._refusal)]
+            return
+        self._bytes_left -= len(data)
+        if self._bytes_left < 0:
+            raise Broken("its answer has no end")
+        for event in self._events.feed(data):
+            if self._done.done():
+                return
+            if event == DONE:
+                self._done.set_result(None)
+            else:
+                self._seconds = self._patience.next
+                self._take(_chunk(event))
+
+    def ended(self, problem: RemoteProblem | None) -> None:
+        if self._done.done():
+            return
+        if problem is None and self._status != 200:
+            problem = BadStatus(self._status, message_of(self._status, bytes(self._refusal)))
+        if problem is None:
+            self._done.set_result(None)
+        else:
+            self._done.set_exception(problem)
+            self._done.exception()  # who would have read it may be gone
+
+
+def base_of(url: str) -> str:
+    """Of an operator's address: as clients of OpenAI have it, or the host alone."""
+    scheme, _, rest = url.partition("://")
+    return url if "/" in rest else f"{scheme}://{rest}/v1"
+
+
+def _chunk(event: bytes) -> Chunk:
+    try:
+        chunk = read_chunk(event)
+    except msgspec.DecodeError:
+        raise Broken("one of its events cannot be read") from None
+    if chunk.error is not None:
+        raise Broken("it has failed, by its own word")
+    return chunk
