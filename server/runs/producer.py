@@ -442,7 +442,10 @@ class Producer:
         timeline = self._run.timeline
         timeline.first_token = now
         timeline.note("first_token_at")
-        self._metrics.first_token.observe(now - timeline.created)
+        model = self._run.response.get("model", "")
+        if self._models is not None:
+            model = self._models.base(model).name  # without its adapter
+        self._metrics.observe_first_token(model, now - timeline.created)
 
     def _flush(self) -> None:
         """Number what has come and show it to the viewers; after a stop it only counts."""

@@ -76,7 +76,7 @@ class EngineCollector(Collector):
                 yield GaugeMetricFamily(full, help_text, value=value)
 
 
-# Of each model, where there are several: what the engine calls a thing → its name, as above.
+# Of each model: what the engine calls a thing → its name, as above.
 MODEL_GAUGES = {
     "num_running": "requests_running",
     "num_waiting": "requests_waiting",
@@ -87,7 +87,9 @@ MODEL_COUNTERS = ("prompt_tokens_total", "generation_tokens_total")
 
 
 class ModelCollector(Collector):
-    """Figures with the label `model`; nothing of a server with one model, whose have none."""
+    """Figures with the label `model`, of one model as of several: a rule that scales Parley by them
+    is the same for both.
+    """
 
     def __init__(self) -> None:
         self.statuses: Sequence[ModelStatus] = ()
@@ -97,15 +99,15 @@ class ModelCollector(Collector):
         return ()
 
     def collect(self) -> Iterable[Metric]:
-        if len(self.statuses) < 2:
-            return
         loaded = {it.name: int(it.state is ModelState.LOADED) for it in self.statuses}
-        memory = {it.name: it.memory_bytes or 0 for it in self.statuses}
+        memory = {it.name: it.memory_bytes for it in self.statuses if it.memory_bytes is not None}
         yield _by_model("parley_model_loaded", "1 while it is loaded.", loaded)
         yield _by_model("parley_model_memory_bytes", "What its process takes at most.", memory)
         for key, name in MODEL_GAUGES.items():
             values = {model: core[key] for model, core in self.cores.items() if key in core}
             yield _by_model(f"parley_model_{name}", f"Engine core: {name}.", values)
+        usage = {model: _kv_used(core) for model, core in self.cores.items()}
+        yield _by_model("parley_model_kv_used_ratio", "Blocks that are not free, 0 to 1.", usage)
         for key in MODEL_COUNTERS:
             counter = CounterMetricFamily(
                 f"parley_model_{key.removesuffix('_total')}",
@@ -115,6 +117,12 @@ class ModelCollector(Collector):
             for model, core in self.cores.items():
                 counter.add_metric([model], core.get(key, 0))
             yield counter
+
+
+def _kv_used(core: Mapping[str, Any]) -> float:
+    """A core without blocks, as one that sleeps, has none in use."""
+    blocks = core.get("num_blocks_total", 0)
+    return 1 - core["num_blocks_free"] / blocks if blocks else 0.0
 
 
 def _by_model(name: str, text: str, values: Mapping[str, float]) -> GaugeMetricFamily:
@@ -191,9 +199,16 @@ class Metrics:
         self._discarded = Counter(
             "parley_tokens_discarded_after_stop", "Tokens decoded after a stop.", registry=r
         )
-        self.first_token = Histogram(
+        self._first_token = Histogram(
             "parley_time_to_first_token_seconds",
             "From response.create to the first token.",
+            buckets=LONG,
+            registry=r,
+        )
+        self._model_first_token = Histogram(
+            "parley_model_time_to_first_token_seconds",
+            "The same of one model's answers.",
+            ["model"],
             buckets=LONG,
             registry=r,
         )
@@ -227,6 +242,10 @@ class Metrics:
         if seconds is not None:
             self._tool_call.labels(server).observe(seconds)
 
+    def observe_first_token(self, model: str, seconds: float) -> None:
+        self._first_token.observe(seconds)
+        self._model_first_token.labels(model).observe(seconds)
+
     def observe_stop(self, seconds: float, num_discarded: int) -> None:
         self._stop.observe(seconds)
         self._discarded.inc(num_discarded)
@@ -250,7 +269,7 @@ class Metrics:
             if status == "cancelled":
                 found["count", f"stops.{reason}"] = number
         for name, histogram in (
-            ("ttft_ms", self.first_token),
+            ("ttft_ms", self._first_token),
             ("inter_token_ms", self.inter_event),
             ("stop_ms", self._stop),
         ):

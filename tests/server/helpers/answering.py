@@ -90,13 +90,19 @@ class Answering:
         self.engine = Engine()
         self.viewer = Viewer()
         self.intervals = Intervals()
+        self.metrics = Metrics()
         self.has_peers = False
 
     async def begin(self) -> "Answering":
         self.hub = Hub(self.store, cast("LiveFeed", SilentFeed()), self.store.keys, "w1")
         begun = await self.chat.begin()
         self.rid = begun.response_id
-        response = {"id": self.rid, "session_id": self.chat.session_id, "settings": SETTINGS}
+        response = {
+            "id": self.rid,
+            "session_id": self.chat.session_id,
+            "settings": SETTINGS,
+            "model": "village",
+        }
         message = self.chat.messages[self.rid]
         created = ObjectEvent(dict(CREATED))
         self.run = Run(response, message, uid="alice", fence=1, created=created)
@@ -113,7 +119,7 @@ class Answering:
             engine=self.engine,
             prompts=cast("PromptBuilder", None),  # it has its prompt
             hub=self.hub,
-            metrics=Metrics(),
+            metrics=self.metrics,
             intervals=self.intervals,
             has_peers=lambda: self.has_peers,
             max_seconds=MAX_SECONDS,

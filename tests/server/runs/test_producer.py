@@ -40,6 +40,14 @@ async def test_an_answer_is_shown_stored_and_ended_once(answering: Answering) ->
     assert (record.status, record.num_tokens) == ("completed", 2)
 
 
+async def test_the_first_token_counts_for_the_model_of_the_answer(answering: Answering) -> None:
+    answering.engine.say(output(answering.rid, "one "), output(answering.rid, "two "))
+    answering.engine.say(output(answering.rid, "", "stop"))
+    await answering.start()
+    count = b'parley_model_time_to_first_token_seconds_count{model="village"} 1.0'
+    assert count in answering.metrics.render()
+
+
 async def test_a_stop_keeps_what_was_shown_and_discards_what_comes(answering: Answering) -> None:
     producing = answering.start()
     answering.engine.say(output(answering.rid, "kept "))

@@ -74,7 +74,7 @@ def test_what_is_counted_is_shown(metrics: Metrics) -> None:
     metrics.count_error("invalid_json")
     metrics.count_close(4400)
     metrics.observe_stop(0.02, num_discarded=3)
-    metrics.first_token.observe(0.3)
+    metrics.observe_first_token("village", 0.3)
     metrics.inter_event.observe(0.004)
     found = values(metrics)
     assert found['parley_responses_total{reason="client_cancelled",status="cancelled"}'] == 1
@@ -83,6 +83,8 @@ def test_what_is_counted_is_shown(metrics: Metrics) -> None:
     assert found["parley_tokens_discarded_after_stop_total"] == 3
     assert found["parley_stop_seconds_count"] == 1
     assert found['parley_time_to_first_token_seconds_bucket{le="0.5"}'] == 1
+    bucket = 'parley_model_time_to_first_token_seconds_bucket{le="0.5",model="village"}'
+    assert found[bucket] == 1
     assert found['parley_inter_token_seconds_bucket{le="0.005"}'] == 1
 
 
@@ -129,19 +131,46 @@ def test_the_docs_list_exactly_the_exported_metrics() -> None:
     assert listed == exported()
 
 
-def test_each_of_several_models_has_figures_and_one_alone_has_none() -> None:
+def test_each_model_has_figures_of_its_own() -> None:
     metrics = Metrics()
     first = ModelStatus(name="a", kind="native", state=ModelState.LOADED, memory_bytes=5)
     second = ModelStatus(name="b", kind="native")
-    metrics.models.cores = {"a": {"num_running": 3, "generation_tokens_total": 7}}
-    metrics.models.statuses = [first]
-    assert b"parley_model_loaded" not in metrics.render()
     metrics.models.statuses = [first, second]
+    metrics.models.cores = {
+        "a": {
+            "num_running": 3,
+            "num_waiting": 2,
+            "num_blocks_total": 100,
+            "num_blocks_free": 75,
+            "generation_tokens_total": 7,
+        }
+    }
     lines = metrics.render().decode().splitlines()
     assert {
         'parley_model_loaded{model="a"} 1.0',
         'parley_model_loaded{model="b"} 0.0',
         'parley_model_memory_bytes{model="a"} 5.0',
         'parley_model_requests_running{model="a"} 3.0',
+        'parley_model_requests_waiting{model="a"} 2.0',
+        'parley_model_kv_used_ratio{model="a"} 0.25',
         'parley_model_generation_tokens_total{model="a"} 7.0',
     } <= set(lines)
+    assert not [line for line in lines if 'model="b"' in line and "loaded" not in line]
+
+
+def test_a_model_alone_is_scaled_by_the_same_figures_as_one_of_several() -> None:
+    metrics = Metrics()
+    metrics.models.statuses = [ModelStatus(name="a", kind="native", state=ModelState.LOADED)]
+    metrics.models.cores = {"a": CoreMetrics("a", "cpu").snapshot(make_scheduler())}
+    metrics.observe_first_token("a", 0.2)
+    found = values(metrics)
+    for name in ("requests_waiting", "requests_running", "kv_used_ratio"):
+        assert found[f'parley_model_{name}{{model="a"}}'] == 0, name
+    assert found['parley_model_time_to_first_token_seconds_count{model="a"}'] == 1
+
+
+def test_a_core_that_sleeps_without_blocks_uses_none_of_them() -> None:
+    metrics = Metrics()
+    metrics.models.statuses = [ModelStatus(name="a", kind="native")]
+    metrics.models.cores = {"a": {"num_blocks_total": 0, "num_blocks_free": 0}}
+    assert values(metrics)['parley_model_kv_used_ratio{model="a"}'] == 0
