@@ -120,7 +120,7 @@ def build_in(folder: Path, recipe: Recipe) -> Path:
 
     What the compiler said lies beside the library, as `.log`. Raises BuildError.
     """
-    library = folder / f"{recipe.name}-{digest(recipe)}.so"
+    library = _library(folder, recipe)
     if library.exists():
         return library
     folder.mkdir(parents=True, exist_ok=True)
@@ -130,6 +130,10 @@ def build_in(folder: Path, recipe: Recipe) -> Path:
             logger.info("building the kernels of csrc/%s", recipe.folder.name)
             _compile(recipe, library)
     return library
+
+
+def _library(folder: Path, recipe: Recipe) -> Path:
+    return folder / f"{recipe.name}-{digest(recipe)}.so"
 
 
 def digest(recipe: Recipe) -> str:
@@ -147,7 +151,7 @@ def digest(recipe: Recipe) -> str:
 
 def _try_to_build(recipe: Recipe) -> Path | None:
     try:
-        return build_in(cache_folder(), recipe)
+        return _shipped(recipe) or build_in(cache_folder(), recipe)
     except (BuildError, OSError, subprocess.SubprocessError) as error:
         logger.warning(
             "csrc/%s was not built, the slow reference kernels are used: %s",
@@ -206,9 +210,22 @@ def _torch_folder() -> Path:
     return Path(torch.__file__).parent
 
 
+def _shipped(recipe: Recipe) -> Path | None:
+    """What was built beside sources that are read-only by now, as in a container's image."""
+    beside = _folder_beside()
+    if cache_folder() == beside:
+        return None
+    library = _library(beside, recipe)
+    return library if library.exists() else None
+
+
+def _folder_beside() -> Path:
+    return SOURCES.parent / "build"
+
+
 def cache_folder() -> Path:
     """`build/` beside the sources; where that is read-only, the user's cache."""
-    beside = SOURCES.parent / "build"
+    beside = _folder_beside()
     if os.access(beside if beside.exists() else beside.parent, os.W_OK):
         return beside
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "parley"

@@ -104,6 +104,21 @@ def test_a_read_only_checkout_builds_in_the_users_cache(
     assert build.cache_folder() == tmp_path / "parley"
 
 
+def test_what_was_built_in_an_image_is_used_though_the_image_is_read_only_by_now(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, recipe: build.Recipe
+) -> None:
+    monkeypatch.setattr(build, "SOURCES", tmp_path / "image" / "csrc")
+    monkeypatch.setattr(build, "_compile", lambda recipe, library: library.touch())
+    shipped = build.build_in(tmp_path / "image" / "build", recipe)
+    monkeypatch.setattr(build, "find_compiler", lambda: recipe.compiler)
+    monkeypatch.setattr(build, "cpu_recipe", lambda compiler: recipe)
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    assert build.build() == shipped
+    shipped.unlink()
+    assert build.build() == tmp_path / "cache" / "parley" / shipped.name
+
+
 # ---- kernels of GPUs -----------------------------------------------------------------------------
 
 PTXAS = """
