@@ -13,7 +13,9 @@ from typing import Any
 import pytest
 import yaml  # type: ignore[import-untyped]
 
+from server.config.models import parse_model
 from server.config.settings import PREFIX, Settings
+from server.engines.native.preparation import name_of
 from sessions.connection.address import RedisAddress
 from tests.deployment.packages import CHART, HELM, ask, schema
 from tests.deployment.read_settings import public_routes, read_settings
@@ -159,7 +161,7 @@ def test_an_existing_redis_is_named_by_the_secret() -> None:
 def test_engines_that_lie_elsewhere_are_named_with_their_keys() -> None:
     engines = pytest.importorskip("server.config.engines")
     objects = rendered(example(ENGINES))
-    settings = read_settings(environment(objects))
+    settings: Any = read_settings(environment(objects))
     entries = engines.parse_engines(settings.engines)
     assert [(each.kind, each.url) for each in entries] == [
         ("vllm", "http://vllm-0.vllm:8000"),
@@ -226,6 +228,20 @@ def test_what_scales_servers_is_measured_by_parley() -> None:
         "replicas"
         not in one(rendered(example(CHART / "cluster.example.yaml")), "Deployment")["spec"]
     )
+
+
+def test_servers_are_scaled_by_figures_of_the_model_that_they_serve(tmp_path: Path) -> None:
+    (tmp_path / "qwen3-8b").mkdir()  # as it is mounted there
+    for values in ({}, example(CHART / "cluster.example.yaml")):
+        (pod,) = server(rendered({**SECRET, **values}))["containers"]
+        (model,) = (each["value"] for each in pod["env"] if each["name"] == "PARLEY_MODEL")
+        source = parse_model(model.replace("/models", str(tmp_path)))
+        scaling = {**defaults()["autoscaling"], **values.get("autoscaling", {})}
+        assert scaling["model"] == name_of(source)
+
+
+def defaults() -> dict[str, Any]:
+    return example(CHART / "values.yaml")
 
 
 def test_prometheus_shows_the_token_that_the_server_has() -> None:
