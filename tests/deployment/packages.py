@@ -87,13 +87,27 @@ def schema(kind: str, api_version: str) -> Draft7Validator | None:
     """Of objects of Kubernetes' own, no unknown field allowed; None of what others add to it."""
     group, _, version = api_version.rpartition("/")
     of_group = f"{group.partition('.')[0]}-" if group else ""
-    base = f"kubernetes_validate/kubernetes-json-schema/v{KUBERNETES}-local-strict"
-    with zipfile.ZipFile(wheel_of(SCHEMAS)) as archive:
-        name = f"{base}/{kind.lower()}-{of_group}{version}.json"
-        if name not in archive.namelist():
-            return None
-        found = json.loads(archive.read(name))
-        shared = json.loads(archive.read(f"{base}/_definitions.json"))
-    resource = DRAFT7.create_resource(shared)
-    registry: Registry[Any] = Registry().with_resource("_definitions.json", resource)
-    return Draft7Validator(found, registry=registry)
+    found = _read(f"{kind.lower()}-{of_group}{version}.json")
+    return None if found is None else Draft7Validator(found, registry=_shared())
+
+
+@cache
+def _shared() -> Registry[Any]:
+    resource = DRAFT7.create_resource(_read("_definitions.json"))
+    registry: Registry[Any] = Registry()
+    whole: Registry[Any] = registry.with_resource("_definitions.json", resource)
+    return whole
+
+
+def _read(name: str) -> Any:
+    archive = _archive()
+    try:
+        base = f"kubernetes_validate/kubernetes-json-schema/v{KUBERNETES}-local-strict"
+        return json.loads(archive.read(f"{base}/{name}"))
+    except KeyError:
+        return None
+
+
+@cache
+def _archive() -> zipfile.ZipFile:
+    return zipfile.ZipFile(wheel_of(SCHEMAS))
