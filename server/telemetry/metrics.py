@@ -83,6 +83,7 @@ MODEL_GAUGES = {
     "num_blocks_total": "kv_blocks",
     "num_blocks_free": "kv_blocks_free",
 }
+KV = {"num_blocks_total", "num_blocks_free"}  # not of each engine that lies elsewhere
 MODEL_COUNTERS = ("prompt_tokens_total", "generation_tokens_total")
 
 
@@ -106,7 +107,7 @@ class ModelCollector(Collector):
         for key, name in MODEL_GAUGES.items():
             values = {model: core[key] for model, core in self.cores.items() if key in core}
             yield _by_model(f"parley_model_{name}", f"Engine core: {name}.", values)
-        usage = {model: _kv_used(core) for model, core in self.cores.items()}
+        usage = {model: _kv_used(core) for model, core in self.cores.items() if KV <= core.keys()}
         yield _by_model("parley_model_kv_used_ratio", "Blocks that are not free, 0 to 1.", usage)
         for key in MODEL_COUNTERS:
             counter = CounterMetricFamily(
@@ -121,7 +122,7 @@ class ModelCollector(Collector):
 
 def _kv_used(core: Mapping[str, Any]) -> float:
     """A core without blocks, as one that sleeps, has none in use."""
-    blocks = core.get("num_blocks_total", 0)
+    blocks = core["num_blocks_total"]
     return 1 - core["num_blocks_free"] / blocks if blocks else 0.0
 
 

@@ -169,6 +169,15 @@ def test_a_model_alone_is_scaled_by_the_same_figures_as_one_of_several() -> None
     assert found['parley_model_time_to_first_token_seconds_count{model="a"}'] == 1
 
 
+def test_an_engine_that_says_nothing_of_its_blocks_has_no_share_of_them_in_use() -> None:
+    metrics = Metrics()
+    metrics.models.statuses = [ModelStatus(name="a", kind="vllm")]
+    metrics.models.cores = {"a": {"num_waiting": 2}}
+    found = values(metrics)
+    assert found['parley_model_requests_waiting{model="a"}'] == 2
+    assert 'parley_model_kv_used_ratio{model="a"}' not in found
+
+
 def test_a_core_that_sleeps_without_blocks_uses_none_of_them() -> None:
     metrics = Metrics()
     metrics.models.statuses = [ModelStatus(name="a", kind="native")]
