@@ -30,9 +30,13 @@ sessions_app = typer.Typer(name="sessions", help="Watch sessions live; stop and 
 adapters_app = typer.Typer(
     name="adapters", help="List, load and unload LoRA adapters.", no_args_is_help=True
 )
+engines_app = typer.Typer(
+    name="engines", help="List, drain, add and remove engines.", no_args_is_help=True
+)
 app.add_typer(users_app)
 app.add_typer(sessions_app)
 app.add_typer(adapters_app)
+app.add_typer(engines_app)
 
 DataDir = Annotated[
     Path | None,
@@ -273,6 +277,50 @@ def unload_adapter(name: str, data_dir: DataDir = None) -> None:
     """Offer an adapter no more; answers that have it go on."""
     with _admin(data_dir) as client:
         client.delete(f"/adapters/{quoted(name)}")
+
+
+@engines_app.command("list")
+def list_engines(
+    data_dir: DataDir = None,
+    as_json: Annotated[bool, typer.Option("--json", help="For scripts.")] = False,
+) -> None:
+    """List the engines of this host, where a model has several."""
+    from server.terminal import engines as terminal_engines
+
+    with _admin(data_dir) as client:
+        terminal_engines.list_engines(client, as_json)
+
+
+@engines_app.command("drain")
+def drain_engine(
+    name: str,
+    data_dir: DataDir = None,
+    move: Annotated[bool, typer.Option("--move", help="Its answers go on at others.")] = False,
+) -> None:
+    """Let an engine take no new answers."""
+    with _admin(data_dir) as client:
+        client.post(f"/engines/{quoted(name)}/drain", move=move)
+
+
+@engines_app.command("resume")
+def resume_engine(name: str, data_dir: DataDir = None) -> None:
+    """Let an engine take new answers again."""
+    with _admin(data_dir) as client:
+        client.post(f"/engines/{quoted(name)}/resume")
+
+
+@engines_app.command("add")
+def add_engine(engine: str, data_dir: DataDir = None) -> None:
+    """Add an engine, written as PARLEY_ENGINES has them."""
+    with _admin(data_dir) as client:
+        client.post("/engines", engine=engine)
+
+
+@engines_app.command("remove")
+def remove_engine(name: str, data_dir: DataDir = None) -> None:
+    """Let an engine go; its answers go on at others."""
+    with _admin(data_dir) as client:
+        client.delete(f"/engines/{quoted(name)}")
 
 
 @app.command("models")

@@ -6,8 +6,8 @@ text: whether such an engine is there, its own kind finds out.
 
 import difflib
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -23,6 +23,7 @@ OPTIONS = {
     "name": "what administrators call it",
     "for": "the model that it serves, where there are several",
 }
+FILES = ("key", "ca")
 REMOTE_OPTIONS = OPTIONS | {
     "key": "the file with the key that it asks for",
     "ca": "the file with the certificates that its own is checked against",
@@ -60,6 +61,18 @@ class EngineEntry:
         """The name of the one model that it is for, if somebody has said that."""
         return self.options.get("for")
 
+    def with_files_in(self, folder: Path) -> "EngineEntry":
+        """Its files lie in this folder: an administrator names them, and not where they lie.
+
+        Raises ValueError for one that would lie elsewhere.
+        """
+        files = {option: self.options[option] for option in FILES if option in self.options}
+        for option, name in files.items():
+            if "/" in name or name in (".", ".."):
+                raise ValueError(f"{option}={name}: a file's name, without its folder")
+        placed = {option: str(folder / name) for option, name in files.items()}
+        return replace(self, options={**self.options, **placed})
+
     def _file(self, option: str) -> Path | None:
         value = self.options.get(option)
         return None if value is None else Path(value).expanduser().absolute()
@@ -73,8 +86,12 @@ def listed_engines(text: str) -> tuple[str, ...]:
     return tuple(part for part in re.split(r"[,\s]+", text) if part)
 
 
-def parse_engines(texts: Iterable[str]) -> tuple[EngineEntry, ...]:
-    """One entry for each engine: `native*2` is two of them. Raises ValueError."""
+def parse_engines(texts: Sequence[str]) -> tuple[EngineEntry, ...]:
+    """One entry for each engine: `native*2` is two of them. Raises ValueError.
+
+    `native` alone is the one that answers when nobody says anything; after `native*1`, or with a
+    name, others may come while it serves.
+    """
     entries: list[EngineEntry] = []
     for text in texts:
         entries += _parse(text, entries)
@@ -83,9 +100,7 @@ def parse_engines(texts: Iterable[str]) -> tuple[EngineEntry, ...]:
     names = [entry.name for entry in entries]
     if twice := {name for name in names if names.count(name) > 1}:
         raise ValueError(f"two engines have the name {min(twice)}: give one as ;name=NAME")
-    if len(entries) == 1 and entries[0] == EngineEntry(NATIVE, "native-1"):
-        return (SOLE,)
-    return tuple(entries)
+    return (SOLE,) if [*texts] == [NATIVE] else tuple(entries)
 
 
 def _parse(text: str, before: Iterable[EngineEntry]) -> list[EngineEntry]:

@@ -40,6 +40,19 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     smaller: dict[str, int] = {}  # what it would need with other options, the best one first
 
 
+class EngineStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One of several engines of a model, as the supervisor has it."""
+
+    name: str  # what administrators call it
+    kind: str
+    url: str | None = None  # None: it is ours, on this machine
+    weight: float = 1.0
+    is_draining: bool = False  # it takes no new answers
+    must_move: bool = False  # and those that it has go on at others
+    problem: str | None = None  # why there is none, in one line for a person
+    options: dict[str, Any] | None = None  # how a worker joins it; None: it is not there yet
+
+
 class ModelStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One model at a moment."""
 
@@ -53,6 +66,7 @@ class ModelStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     facts: ModelFacts | None = None  # None: its files are not here, or not looked at yet
     memory_bytes: int | None = None  # of the process that has loaded it, with a full cache
     options: dict[str, Any] | None = None  # how a worker joins its engine: only the kind reads them
+    engines: tuple[EngineStatus, ...] = ()  # where there are several
 
 
 def discreet(problem: str) -> str:

@@ -40,7 +40,7 @@ from engine.client.parsing.marks import Marks
 from engine.client.parsing.parser import AnswerParser
 from engine.client.requests.core_link import CANNOT_CONTINUE
 from engine.lora import ADAPTER_FILES, LoRARequest, hash_adapter
-from engine.outputs import OutputError, TokenCounts
+from engine.outputs import CompletionOutput, OutputError, TokenCounts
 from engine.sampling_params import MIN_TEMPERATURE
 
 # Takes new text, its token ids, and their logprobs where they were asked for.
@@ -52,6 +52,7 @@ __all__ = [
     "MIN_TEMPERATURE",
     "AnswerParser",
     "ChatTemplateError",
+    "CompletionOutput",
     "CoreState",
     "DeltaCallback",
     "EngineClient",
@@ -250,6 +251,7 @@ class EngineClient(Protocol):
         lora_request: LoRARequest | None = None,
         trace_headers: Mapping[str, str] | None = None,
         marks: Marks | None = None,
+        session_id: str | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Stream the answer to `prompt["prompt_token_ids"]`; the last output has `finished` True.
 
@@ -258,7 +260,8 @@ class EngineClient(Protocol):
         prompt is read. An engine may give what is new to `on_delta(text, token_ids, logprobs)` in
         the turn in which it comes, and yield the last output alone. A request that `is_admitted` is
         taken even by a queue that is full. `trace_headers` name the span of which its own is a
-        part. With `marks` the text is marked, as `AnswerParser` reads it. Raises `EngineError` and
+        part. With `marks` the text is marked, as `AnswerParser` reads it. Answers of one
+        `session_id` are written where its keys and values are. Raises `EngineError` and
         `ValidationError`.
         """
 

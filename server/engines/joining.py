@@ -13,6 +13,7 @@ from server.engines.client import CoreState, EngineClient, ServedModel, Validati
 from server.engines.kinds import KINDS
 from server.engines.models import Models
 from server.engines.on_demand import OnDemandEngine
+from server.engines.placement.group import EngineGroup
 
 if TYPE_CHECKING:
     from server.engines.tracing import Tracing
@@ -44,6 +45,8 @@ def open_models(
             on_core_state=lambda state, _: on_core_state(state, first.name),
             tracing=tracing,
         )
+        if isinstance(engine, EngineGroup):
+            engine.take(first.engines)
         return Models(statuses, [engine], default, tell=tell)
     tokenizers: dict[str, Any] = {}
     models: Models | None = None

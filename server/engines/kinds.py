@@ -3,82 +3,29 @@
 A kind is a module or a folder beside this file with the functions of `EngineKind`.
 """
 
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING
 
-from server.config.engines import GROUP, EngineEntry
+from server.config.engines import GROUP, SOLE, EngineEntry
 from server.engines import native, textual
-from server.engines.client import CoreState, EngineClient, ServedModel
-from server.engines.managed import EngineSetupError, ManagedEngine
+from server.engines.kind import EngineKind
+from server.engines.managed import EngineSetupError
+from server.engines.placement.kind import GroupKind
 from server.engines.remote.kinds import REMOTE_KINDS
 
 if TYPE_CHECKING:
-    from server.config.models import ModelSource
     from server.config.settings import Settings
-    from server.engines.tracing import Tracing
-
-
-class EngineKind(Protocol):
-    """What the supervisor and the workers need of a kind."""
-
-    def manage(
-        self,
-        settings: "Settings",
-        model: "ModelSource",
-        entry: EngineEntry,
-        wake: Callable[[], None],
-        on_progress: Callable[[float], None] | None = None,
-        most_free: Callable[[], int | None] | None = None,
-    ) -> ManagedEngine:
-        """Prepare an engine for the supervisor, whose `watch` is due whenever `wake` was called.
-
-        `entry` is what the operator says of it.
-
-        In any thread, and it may take long: files are fetched, of which `on_progress` hears the
-        share that has come, perhaps in further threads. Raises `EngineSetupError`, also instead of
-        fetching what cannot fit into the memory that `most_free` says there may be, by default
-        what `free_bytes` says.
-        """
-
-    def name_of(self, model: "ModelSource") -> str:
-        """What clients call a model, whether or not its files are here."""
-
-    def is_here(self, model: "ModelSource") -> bool:
-        """Whether `manage` fetches nothing."""
-
-    def free_bytes(self, settings: "Settings") -> int | None:
-        """Memory for further models, as the system says; None: nobody can tell."""
-
-    def connect(
-        self,
-        options: Mapping[str, Any],
-        *,
-        on_core_state: Callable[[CoreState, str], None],
-        tracing: "Tracing | None" = None,
-        tokenizer: Any = None,
-    ) -> EngineClient:
-        """Join the engine from a worker. Raises `UnsupportedModelError`.
-
-        `options` are the `connect_options` of the `ManagedEngine`: the kind alone reads them.
-        `tracing` gets a span of each request. `tokenizer` is of `read_tokenizer`, if that was
-        called.
-        """
-
-    def read_tokenizer(self, options: Mapping[str, Any]) -> Any:
-        """What of joining would halt a worker for a while. Raises `UnsupportedModelError`."""
-
-    def served_model(self, options: Mapping[str, Any]) -> ServedModel:
-        """What a worker that joins with these options serves."""
-
 
 KINDS: dict[str, EngineKind] = {"native": native, "openai": textual, **REMOTE_KINDS}
+KINDS[GROUP] = GroupKind(KINDS)
 
 
 def chosen_entry(settings: "Settings") -> EngineEntry:
-    """The engine that answers; several are one of the kind `group`. Raises `EngineSetupError`."""
+    """The engine that answers. All but a core of ours alone are of the kind `group`.
+
+    Raises `EngineSetupError`.
+    """
     entries = settings.engine_entries
     for entry in entries:
         if entry.kind not in KINDS:
             raise EngineSetupError(f"engines of the kind {entry.kind} are not built in")
-    is_alone = len(entries) == 1 and (entries[0].url is None or len(settings.model) == 1)
-    return entries[0] if is_alone else EngineEntry(GROUP, GROUP)
+    return SOLE if entries == (SOLE,) else EngineEntry(GROUP, GROUP)

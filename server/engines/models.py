@@ -12,6 +12,8 @@ from typing import Any
 from server.config.models import ModelState, ModelStatus
 from server.engines.client import EngineClient, RetryableRequestError, ServedModel
 from server.engines.on_demand import OnDemandEngine
+from server.engines.placement.figures import EngineFigures
+from server.engines.placement.group import EngineGroup
 
 UNKNOWN_CONTEXT = 4096  # tokens, of a model whose files are not here yet
 
@@ -174,6 +176,8 @@ class Models:
                 new.append(status)
             if isinstance(engine, OnDemandEngine):
                 engine.take(status)
+            elif isinstance(engine, EngineGroup):
+                engine.take(status.engines)
             self.on_change(status)
         return new
 
@@ -182,6 +186,34 @@ class Models:
         for engine in self._engines.values():
             if isinstance(engine, OnDemandEngine):
                 engine.begin()
+
+    # ---- several engines ------------------------------------------------------------------------
+
+    def groups(self) -> dict[str, EngineGroup]:
+        """The engines of each model that has several, as far as they are joined."""
+        found = {}
+        for name, engine in self._engines.items():
+            group = engine.group if isinstance(engine, OnDemandEngine) else engine
+            if isinstance(group, EngineGroup):
+                found[name] = group
+        return found
+
+    def engine_figures(self) -> dict[str, list[EngineFigures]]:
+        """Of each model that has several engines."""
+        return {name: group.figures() for name, group in self.groups().items()}
+
+    def ask_to_drain(self, engine: str, *, is_draining: bool, must_move: bool = False) -> None:
+        """Have an engine take no new answers, and perhaps keep none; or take them again."""
+        wish = {"is_draining": is_draining, "must_move": must_move}
+        self._tell({"type": "drain_engine", "engine": engine, **wish})
+
+    def ask_to_add(self, entry: str) -> None:
+        """Have one more engine, written as `PARLEY_ENGINES` has them."""
+        self._tell({"type": "add_engine", "engine": entry})
+
+    def ask_to_remove(self, engine: str) -> None:
+        """Have one less."""
+        self._tell({"type": "remove_engine", "engine": engine})
 
     # ---- figures --------------------------------------------------------------------------------
 

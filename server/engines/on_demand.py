@@ -36,6 +36,7 @@ from server.engines.client import (
     TokensPrompt,
     ValidationError,
 )
+from server.engines.placement.group import EngineGroup
 from sessions.background import Background
 
 logger = structlog.get_logger("server")
@@ -109,6 +110,8 @@ class OnDemandEngine:
         self._was_loaded |= status.state is ModelState.LOADED
         if self._joined is not None and status.options not in (None, self._joined_by):
             self._part()  # its process listens elsewhere now
+        if self.group is not None:
+            self.group.take(status.engines)
         if status.state in HERE:
             has_process = status.state is ModelState.LOADED or status.stage == "loading"
             if has_process and status.options is not None and not self._is_closed:
@@ -148,6 +151,8 @@ class OnDemandEngine:
                 self.take(self.status)  # which may name another one by now
             return
         self._joined, self._joined_by = joined, options
+        if isinstance(joined, EngineGroup):
+            joined.take(self.status.engines)
         self._exactness = joined.exactness
         with contextlib.suppress(EngineDeadError):
             await joined.wait_ready()  # which begins to look for it
@@ -243,6 +248,11 @@ class OnDemandEngine:
     def _load_error(self) -> ModelLoadError:
         problem = self.status.problem or self._problem or "it cannot be loaded"
         return ModelLoadError(self.status.name, problem)
+
+    @property
+    def group(self) -> EngineGroup | None:
+        """The engines of the model, where there are several and it is there."""
+        return self._joined if isinstance(self._joined, EngineGroup) else None
 
     # ---- an engine ------------------------------------------------------------------------------
 

@@ -300,6 +300,7 @@ class Producer:
                 on_delta=self._take_delta,
                 trace_headers=None if run.trace is None else run.trace.headers,
                 marks=None if self._reader is None else self._reader.marks,
+                session_id=run.session_id,
             )
             async for output in outputs:
                 self._take(output)

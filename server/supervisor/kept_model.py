@@ -50,7 +50,7 @@ class KeptModel:
         self.status = msgspec.structs.replace(
             ModelStatus(name=old.name, kind=old.kind, attempt=old.attempt),
             state=state,
-            **{"facts": old.facts, "options": old.options, **fields},
+            **{"facts": old.facts, "options": old.options, "engines": old.engines, **fields},
         )
         self.on_change()
 

@@ -14,10 +14,11 @@ from functools import partial
 import structlog
 
 from server.config.engines import EngineEntry
-from server.config.models import ModelState, ModelStatus, discreet, gb
+from server.config.models import EngineStatus, ModelState, ModelStatus, discreet, gb
 from server.config.settings import Settings
-from server.engines.kinds import EngineKind
+from server.engines.kind import EngineKind
 from server.engines.managed import EngineSetupError, ManagedEngine
+from server.engines.placement.keeper import GroupKeeper
 from server.supervisor.kept_model import KeptModel
 from server.supervisor.model_room import ModelRoom
 
@@ -152,6 +153,27 @@ class ModelKeepers:
         if model is not None and model.status.state in here and self.are_many:
             model.is_leaving = True
 
+    def drain_engine(self, name: str, *, is_draining: bool, must_move: bool) -> None:
+        """Have one of several engines take no new answers, or take them again."""
+        for group in self._groups():
+            group.drain(name, is_draining=is_draining, must_move=must_move)
+
+    def add_engine(self, entry: EngineEntry) -> None:
+        """One more engine, of the model that it is for, or of the default one."""
+        names = {status.name for group in self._groups() for status in group.engines}
+        model = self._models.get(entry.serves or self._default.name)
+        if model is not None and isinstance(model.engine, GroupKeeper) and entry.name not in names:
+            model.engine.add(entry)
+
+    def remove_engine(self, name: str) -> None:
+        """One less; the last one of a model stays."""
+        for group in self._groups():
+            group.remove(name)
+
+    def _groups(self) -> list[GroupKeeper]:
+        engines = [model.engine for model in self._models.values()]
+        return [engine for engine in engines if isinstance(engine, GroupKeeper)]
+
     # ---- the life of a model --------------------------------------------------------------------
 
     def watch(self) -> bool:
@@ -258,7 +280,15 @@ class ModelKeepers:
     def _know(self, model: KeptModel, engine: ManagedEngine) -> None:
         model.engine = engine
         options = dict(engine.connect_options)
-        model.change(facts=engine.facts, options=options)
+        engines: tuple[EngineStatus, ...] = ()
+        if isinstance(engine, GroupKeeper):
+            engine.on_change = partial(self._show_engines, model, engine)
+            engines = engine.engines
+        model.change(facts=engine.facts, options=options, engines=engines)
+
+    def _show_engines(self, model: KeptModel, engine: GroupKeeper) -> None:
+        if model.engine is engine:
+            model.change(facts=engine.facts, engines=engine.engines)
 
     def _start_if_it_fits(self, model: KeptModel) -> None:
         """Start its process, when there is room: others that nobody uses go for it."""

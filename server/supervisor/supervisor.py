@@ -21,6 +21,7 @@ import structlog
 from rich.console import Console
 from rich.markup import escape
 
+from server.config.engines import parse_engines
 from server.config.settings import Settings, read_or_create_secret
 from server.config.worker import SharedConfig, WorkerSettings
 from server.engines.client import ValidationError
@@ -307,6 +308,22 @@ class Supervisor:
                     models.load(name)
                 case {"type": "unload", "model": str(name)}:
                     models.unload(name)
+                case {"type": "drain_engine", "engine": str(name), "is_draining": bool(drains)}:
+                    moves = line.get("must_move") is True
+                    models.drain_engine(name, is_draining=drains, must_move=moves)
+                case {"type": "add_engine", "engine": str(text)}:
+                    self._add_engine(models, text)
+                case {"type": "remove_engine", "engine": str(name)}:
+                    models.remove_engine(name)
+
+    def _add_engine(self, models: ModelKeepers, text: str) -> None:
+        try:
+            (entry,) = parse_engines([text])
+            entry = entry.with_files_in(self._data / "engines")
+        except ValueError as error:  # the worker that was asked has refused it before
+            logger.error("engine cannot be added", error=str(error))
+        else:
+            models.add_engine(entry)
 
     def _forget_worker(self, replica: str) -> None:
         assert self._models is not None

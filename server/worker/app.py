@@ -31,6 +31,7 @@ from server.protocol.errors import ApiError
 from server.protocol.http_errors import error_response
 from server.protocol.server_frames import ConnectionDraining
 from server.runs.peers import Figures
+from server.telemetry.engine_figures import EnginesCollector
 from server.telemetry.tracing import AnswerTracing
 from server.worker.control import Control
 from server.worker.middleware import Guard
@@ -77,6 +78,7 @@ class Worker:
         self._started_at = time.time_ns() // 1_000_000
         traces = None if tracing is None else AnswerTracing(tracing, models.default.name)
         metrics = build_metrics(store, tracing)
+        metrics.registry.register(EnginesCollector(models.engine_figures))
         given = Given(config, store, models, metrics, traces)
         self._others = others = build_others(given, self._figures)
         self._live = live = build_live(given, others.peers, self._on_refused)

@@ -6,6 +6,7 @@ from server.api.account.credentials import CredentialOperations
 from server.api.account.presets import PresetOperations
 from server.api.admin.actions import Admin
 from server.api.admin.adapters import AdminAdapterOperations
+from server.api.admin.engines import AdminEngineOperations
 from server.api.admin.models import AdminModelOperations
 from server.api.admin.sessions import AdminSessionOperations
 from server.api.admin.users import AdminUserOperations
@@ -65,6 +66,7 @@ def admin_operations(services: Services) -> list[Operation]:
         *AdminReplicaOperations(admin, services.store).operations(),
         *AdminAdapterOperations(admin, services.adapters).operations(),
         *AdminModelOperations(admin, services.models).operations(),
+        *AdminEngineOperations(admin, services.models).operations(),
     ]
 
 

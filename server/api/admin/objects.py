@@ -262,6 +262,41 @@ class AdminModelList(Struct, frozen=True):
     models: list[AdminModel]
 
 
+class AdminEngine(Struct, frozen=True, omit_defaults=True):
+    """One of several engines of a model, as this worker has it.
+
+    `state`: `ready`, `connecting`, `stalled` or `dead`; `paused`, because it has failed too often
+    of late; `preparing` or `failed` before it was ever joined. `answers`, `sessions` and `moved`
+    are this worker's, `running` and `waiting` those of all.
+    """
+
+    name: str
+    model: str
+    kind: str
+    weight: float
+    state: str
+    draining: bool
+    answers: Count
+    sessions: Count
+    moved: Count
+    url: str | None = None
+    problem: str | None = None
+    running: Count | None = None
+    waiting: Count | None = None
+    kv_blocks: Count | None = None
+    kv_blocks_free: Count | None = None
+
+
+class AdminEngineList(Struct, frozen=True):
+    engines: list[AdminEngine]
+
+
+class AskedEngine(Struct, frozen=True):
+    """It is on its way; its state says how far."""
+
+    name: str
+
+
 class AskedModel(Struct, frozen=True):
     """It is on its way; its state says how far."""
 

@@ -133,6 +133,7 @@ class ChatRequest(SamplingFields, frozen=True, kw_only=True, forbid_unknown_fiel
             parameters=self.parameters(),
             variables=variables,
             num_answers=self.n or 1,
+            conversation=self.prompt_cache_key,
         )
 
     def _check(self) -> None:

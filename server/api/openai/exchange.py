@@ -7,6 +7,7 @@ A route brings what its body is (`SamplingFields` and more) and its words for wh
 import re
 from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from typing import Any, Generic, Protocol, TypeVar
 
 import orjson
@@ -27,7 +28,7 @@ from server.api.rest.operation import (
     read_object,
 )
 from server.commands.stateless.answer import StatelessAnswer
-from server.commands.stateless.asked import Ended, Heard
+from server.commands.stateless.asked import Asked, Ended, Heard
 from server.commands.stateless.reply import Reply
 from server.commands.stateless.tries import Try
 from server.protocol.client_frames import to_struct
@@ -35,6 +36,9 @@ from server.protocol.errors import ApiError, invalid_field
 
 _COUNT = re.compile(r"[0-9]{1,6}")
 RequestT = TypeVar("RequestT", bound=SamplingFields)
+
+# In which clients name a conversation of theirs.
+CONVERSATION = ("x-openwebui-chat-id", "x-conversation-id")
 
 
 class Words(Protocol):
@@ -97,7 +101,7 @@ class Exchange(Generic[RequestT]):
         """Raises `ApiError` as long as nothing was sent."""
         data = await call.data()
         request: RequestT = to_struct(read_object(data), self._body)
-        asked = request.asked
+        asked = replace(request.asked, conversation=_conversation(call, request.asked))
 
         async def make(reply: Reply) -> None:
             async with AsyncExitStack() as leave:
@@ -163,3 +167,9 @@ def try_of(call: Call, route: str, data: bytes) -> Try:
         key=key,
         number=int(number) if number is not None and _COUNT.fullmatch(number) else None,
     )
+
+
+def _conversation(call: Call, asked: Asked) -> str | None:
+    """Which calls share a beginning, if the client says so."""
+    headers = call.request.headers
+    return next((headers[name] for name in CONVERSATION if headers.get(name)), asked.conversation)

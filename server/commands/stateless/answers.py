@@ -69,6 +69,7 @@ class StatelessAnswers:
             settings = self._settings(model, asked)
             prompts = await self._prompts(uid, engine, asked, settings)
         num_tokens = _tokens(settings, entered.budget, prompts, asked.num_answers)
+        salt, name = self._salt_of(uid), asked.conversation
         work = Work(
             engine,
             prompts,
@@ -77,7 +78,7 @@ class StatelessAnswers:
                 for token_ids in prompts
                 for params in _params(engine, asked, settings, token_ids, num_tokens)
             ],
-            self._salt_of(uid),
+            salt,
             model.lora_request,
             schemas_of(offered_tools(settings)),
             is_parsed=not asked.prompts and not has_form(settings),
@@ -85,6 +86,7 @@ class StatelessAnswers:
             must_call=must_call(settings),
             echoes=_echoes(engine, asked),
             is_only_echoed=asked.is_only_echoed,
+            session_id=None if not name else f"{salt}/{name}",
         )
         answer = StatelessAnswer(entered.id, work, entered.budget)
         self._running.add(answer)

@@ -22,6 +22,7 @@ class Asked:
     parameters: Mapping[str, Any] = field(default_factory=dict)  # what only the engine knows
     variables: Mapping[str, Any] = field(default_factory=dict)  # for the chat template
     num_answers: int = 1  # to each prompt
+    conversation: str | None = None  # what the client calls that of which it is a part
 
 
 class Delta(NamedTuple):

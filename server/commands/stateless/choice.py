@@ -45,6 +45,7 @@ class Work:
     must_call: bool = False  # the answers are held to calls
     echoes: Sequence[str] = ()  # what the answers begin with: the text of each prompt
     is_only_echoed: bool = False  # nothing follows it
+    session_id: str | None = None  # what shares its keys and values
 
     def prompt_number(self, number: int) -> int:
         """The place of the prompt of the answer of this number."""
@@ -111,6 +112,7 @@ class Choice:
             is_admitted=True,  # it was admitted before its prompt was made
             on_delta=None if self._is_scored else self._take,
             marks=None if self._reader is None else self._reader.marks,
+            session_id=work.session_id,
         )
         async for output in outputs:
             if self._echo is not None and output.prompt_logprobs is not None:

@@ -262,6 +262,7 @@ class TextEngine:
         lora_request: LoRARequest | None = None,
         trace_headers: Mapping[str, str] | None = None,
         marks: Marks | None = None,
+        session_id: str | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         if self._facts is None or self._is_closed:
             raise RetryableRequestError("the engine is away")

@@ -38,6 +38,7 @@ REST_SECONDS = 3.0  # a server at rest ends within
 TESTING = {"PARLEY_TESTING": "1", "PARLEY_PING_SECONDS": "20", "PARLEY_WATCHDOG_SECONDS": "30"}
 
 
+MOVES = "parley_engine_moved_total{"  # a request that goes on at another engine is no new one
 open_servers: list["Server"] = []  # their histories are checked after each test
 
 
@@ -209,12 +210,16 @@ class Server:
         if "parley_kv_blocks_free" not in values:
             return None  # of another worker than /readyz, which has not joined the core yet
         free = float(values["parley_kv_blocks_free"])
+        at_rest = self._blocks_free_at_rest or free
+        moves = [float(n) for name, n in values.items() if name.startswith(MOVES)]
+        if moves:  # of several engines, which come and go
+            at_rest = float(values["parley_kv_blocks"])
         return EngineCounts(
             running=float(values["parley_requests_running"]),
             waiting=float(values["parley_requests_waiting"]),
             blocks_free=free,
-            blocks_free_at_rest=self._blocks_free_at_rest or free,
-            requests_total=float(values["parley_engine_requests_total"]),
+            blocks_free_at_rest=at_rest,
+            requests_total=float(values["parley_engine_requests_total"]) - sum(moves),
         )
 
     def stop(self) -> int:

@@ -20,7 +20,7 @@ def refused(text: str) -> str:
     return message
 
 
-@pytest.mark.parametrize("text", [None, "native", "native*1"])
+@pytest.mark.parametrize("text", [None, "native", " native,"])
 def test_without_a_word_there_is_one_engine_of_ours(text: str | None) -> None:
     assert load_settings({"engines": text}, {}).engine_entries == (SOLE,)
 
@@ -28,6 +28,23 @@ def test_without_a_word_there_is_one_engine_of_ours(text: str | None) -> None:
 def test_a_count_stands_for_so_many_engines_each_with_a_name_of_its_own() -> None:
     names = [entry.name for entry in entries("native*2, native")]
     assert names == ["native-1", "native-2", "native-3"]
+
+
+@pytest.mark.parametrize(("text", "name"), [("native*1", "native-1"), ("native;name=a", "a")])
+def test_one_engine_to_which_others_may_come_is_said_so(text: str, name: str) -> None:
+    (entry,) = entries(text)
+    assert entry != SOLE and (entry.kind, entry.name) == ("native", name)
+
+
+def test_files_of_an_engine_that_an_administrator_adds_lie_in_one_folder(tmp_path: Path) -> None:
+    (entry,) = entries("vllm=https://gpu1;key=gpu1.key;ca=ca.pem;weight=2")
+    placed = entry.with_files_in(tmp_path)
+    assert (placed.key_file, placed.ca_file) == (tmp_path / "gpu1.key", tmp_path / "ca.pem")
+    assert placed.weight == 2
+    for path in ("/etc/shadow", "../token", "..", "a/b"):
+        (outside,) = entries(f"vllm=https://gpu1;key={path}")
+        with pytest.raises(ValueError, match="without its folder"):
+            outside.with_files_in(tmp_path)
 
 
 def test_commas_and_spaces_separate_engines_of_several_kinds() -> None:

@@ -118,6 +118,7 @@ class IdleEngine:
         lora_request: LoRARequest | None = None,
         trace_headers: Mapping[str, str] | None = None,
         marks: Marks | None = None,
+        session_id: str | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         for nothing in list[RequestOutput]():
             yield nothing

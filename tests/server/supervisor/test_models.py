@@ -10,7 +10,7 @@ import pytest
 from server.config.engines import SOLE, EngineEntry
 from server.config.models import ModelFacts, ModelSource, ModelState, ModelStatus
 from server.config.settings import Settings, load_settings
-from server.engines.kinds import EngineKind
+from server.engines.kind import EngineKind
 from server.engines.managed import EngineSetupError
 from server.supervisor.models import GRACE_SECONDS, ModelKeepers
 from tests.helpers.patience import PATIENCE

@@ -1,0 +1,187 @@
+"""Several engines over HTTP, for admins: how each is; drain one, add one, let one go.
+
+Each host has its own: what is said and done here is of the host of the worker that answers.
+"""
+
+from typing import Annotated
+
+from msgspec import Meta, Struct
+from starlette.responses import Response
+
+from server.access.audit import TRANSCRIPTS
+from server.api.admin.actions import Admin
+from server.api.admin.objects import AdminEngineList, AskedEngine
+from server.api.admin.sessions import actor_of
+from server.api.rest.operation import Access, Call, Operation, json_response
+from server.config.engines import MAX_ENGINES, EngineEntry, parse_engines
+from server.config.models import discreet
+from server.engines.models import Models
+from server.engines.placement.figures import EngineFigures
+from server.protocol.client_frames import to_struct
+from server.protocol.errors import ApiError, invalid_field
+
+
+class DrainEngineBody(Struct, frozen=True):
+    """`move`: also the answers that it has go on at others."""
+
+    move: bool = False
+
+
+class EngineBody(Struct, frozen=True):
+    """As `PARLEY_ENGINES` has them, with a name."""
+
+    engine: Annotated[str, Meta(min_length=1, max_length=1000)]
+
+
+class AdminEngineOperations:
+    """The endpoints. A server whose models have one engine each has none to speak of."""
+
+    def __init__(self, admin: Admin, models: Models) -> None:
+        self._admin = admin
+        self._models = models
+
+    def operations(self) -> list[Operation]:
+        return [
+            Operation(
+                method="GET",
+                path="/v1/admin/engines",
+                access=Access.ADMIN,
+                endpoint=self.listing,
+                summary="The engines of this worker's host, where a model has several",
+                answers={200: AdminEngineList},
+            ),
+            Operation(
+                method="POST",
+                path="/v1/admin/engines",
+                access=Access.ADMIN,
+                endpoint=self.add,
+                summary="Add an engine",
+                body=EngineBody,
+                answers={202: AskedEngine},
+            ),
+            Operation(
+                method="POST",
+                path="/v1/admin/engines/{name}/drain",
+                access=Access.ADMIN,
+                endpoint=self.drain,
+                summary="Have an engine take no new answers",
+                body=DrainEngineBody,
+                answers={202: AskedEngine},
+            ),
+            Operation(
+                method="POST",
+                path="/v1/admin/engines/{name}/resume",
+                access=Access.ADMIN,
+                endpoint=self.resume,
+                summary="Have an engine take new answers again",
+                answers={202: AskedEngine},
+            ),
+            Operation(
+                method="DELETE",
+                path="/v1/admin/engines/{name}",
+                access=Access.ADMIN,
+                endpoint=self.remove,
+                summary="Let an engine go; its answers go on at others",
+                answers={202: AskedEngine},
+            ),
+        ]
+
+    async def listing(self, call: Call) -> Response:
+        found = self._models.engine_figures()
+        listed = [_wire(model, one) for model, figures in found.items() for one in figures]
+        return json_response({"engines": listed})
+
+    async def drain(self, call: Call) -> Response:
+        body: DrainEngineBody = to_struct(await call.body(), DrainEngineBody)
+        name = self._known(call)
+        self._check_others(name)
+        await self._note(call, "engine.drain", name)
+        self._models.ask_to_drain(name, is_draining=True, must_move=body.move)
+        return json_response({"name": name}, 202)
+
+    async def resume(self, call: Call) -> Response:
+        name = self._known(call)
+        await self._note(call, "engine.resume", name)
+        self._models.ask_to_drain(name, is_draining=False)
+        return json_response({"name": name}, 202)
+
+    async def remove(self, call: Call) -> Response:
+        name = self._known(call)
+        self._check_others(name)
+        await self._note(call, "engine.remove", name)
+        self._models.ask_to_remove(name)
+        return json_response({"name": name}, 202)
+
+    async def add(self, call: Call) -> Response:
+        body: EngineBody = to_struct(await call.body(), EngineBody)
+        groups, entry = self._models.groups(), _entry(body.engine)
+        if not groups:
+            raise invalid_field("engine", "this server was started with one engine alone")
+        if (entry.serves or self._models.default.name) not in groups:
+            raise invalid_field("engine", f"there is no model {entry.serves} with several engines")
+        taken = [one.name for figures in self._models.engine_figures().values() for one in figures]
+        if entry.name in taken:
+            raise invalid_field("engine", f"there is an engine {entry.name}: add ;name=NAME")
+        if len(taken) >= MAX_ENGINES:
+            raise invalid_field("engine", f"there are {MAX_ENGINES} engines by now")
+        if entry.url is not None and not actor_of(call).sees_transcripts:
+            problem = f"who runs that engine reads what users write: it needs {TRANSCRIPTS}"
+            raise ApiError("forbidden", problem, param="engine")
+        await self._note(call, "engine.add", body.engine)
+        self._models.ask_to_add(body.engine)
+        return json_response({"name": entry.name}, 202)
+
+    def _known(self, call: Call) -> str:
+        name = call.path("name")
+        found = self._models.engine_figures()
+        if not any(one.name == name for figures in found.values() for one in figures):
+            raise ApiError("not_found", "this host has no such engine")
+        return name
+
+    def _check_others(self, name: str) -> None:
+        """Somebody must answer."""
+        for figures in self._models.engine_figures().values():
+            names = {one.name for one in figures}
+            others = [one for one in figures if one.name != name and not one.is_draining]
+            if name in names and not any(one.state == "ready" for one in others):
+                raise invalid_field("name", "no other engine takes answers")
+
+    async def _note(self, call: Call, action: str, target: str) -> None:
+        await self._admin.auditor.note(actor_of(call), action, target)
+
+
+def _entry(text: str) -> EngineEntry:
+    """Raises `ApiError`. Files are named by nobody but the operator."""
+    try:
+        entries = parse_engines([text])
+    except ValueError as error:
+        raise invalid_field("engine", f"{error}") from error
+    if len(entries) != 1:
+        raise invalid_field("engine", "engines are added one by one")
+    for option in ("key", "ca"):
+        if "/" in entries[0].options.get(option, ""):
+            raise invalid_field("engine", f"{option}: a file's name, without its folder")
+    return entries[0]
+
+
+def _wire(model: str, one: EngineFigures) -> dict[str, object]:
+    fields: dict[str, object | None] = {
+        "url": one.url,
+        "problem": None if one.problem is None else discreet(one.problem),
+        "running": one.num_running,
+        "waiting": one.num_waiting,
+        "kv_blocks": one.num_blocks,
+        "kv_blocks_free": one.num_blocks_free,
+    }
+    return {
+        "name": one.name,
+        "model": model,
+        "kind": one.kind,
+        "weight": one.weight,
+        "state": one.state,
+        "draining": one.is_draining,
+        "answers": one.num_answers,
+        "sessions": one.num_sessions,
+        "moved": one.num_moved,
+        **{name: value for name, value in fields.items() if value is not None},
+    }

@@ -1,0 +1,118 @@
+"""`GroupKind`: several engines as one, of whatever kinds they are."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from server.config.engines import NATIVE, EngineEntry
+from server.engines.client import CoreState, EngineClient, ServedModel
+from server.engines.managed import EngineSetupError
+from server.engines.placement.group import EngineGroup
+
+if TYPE_CHECKING:
+    from server.config.models import EngineStatus, ModelSource
+    from server.config.settings import Settings
+    from server.engines.kind import EngineKind
+    from server.engines.managed import ManagedEngine
+    from server.engines.placement.keeper import GroupKeeper
+    from server.engines.tracing import Tracing
+
+TEXT_KINDS = ("openai",)  # which know no token ids
+
+
+class GroupKind:
+    """`kinds` are those of the engines in it, by name."""
+
+    def __init__(self, kinds: "Mapping[str, EngineKind]") -> None:
+        self._kinds = kinds
+
+    def manage(
+        self,
+        settings: "Settings",
+        model: "ModelSource",
+        entry: EngineEntry,
+        wake: Callable[[], None],
+        on_progress: Callable[[float], None] | None = None,
+        most_free: Callable[[], int | None] | None = None,
+    ) -> "GroupKeeper":
+        """Get all engines ready that serve this model. Raises `EngineSetupError`."""
+        from server.engines.placement.keeper import GroupKeeper  # which workers need not import
+
+        entries = self.entries_of(settings, model)
+
+        def prepare(one: EngineEntry) -> "ManagedEngine":
+            _check_alike([*entries, one])
+            kind = self._kinds[one.kind]
+            return kind.manage(settings, model, one, wake, on_progress, most_free)
+
+        prepared: list[tuple[EngineEntry, ManagedEngine]] = []
+        try:
+            for one in entries:
+                prepared.append((one, prepare(one)))
+        except EngineSetupError:
+            for _, engine in prepared:
+                engine.clean_up()
+            raise
+        return GroupKeeper(prepared, prepare=prepare, wake=wake)
+
+    def entries_of(self, settings: "Settings", model: "ModelSource") -> Sequence[EngineEntry]:
+        """The engines of a model: those for it, and those that are for any.
+
+        An engine at an address has one model: the default one, unless it is said to be for another.
+        Raises `EngineSetupError` if there are none, or if they cannot go on with each other's
+        answers.
+        """
+        name, is_default = self.name_of(model), model == settings.models[0]
+        found = [
+            entry
+            for entry in settings.engine_entries
+            if (entry.serves == name if entry.serves else entry.url is None or is_default)
+        ]
+        if not found:
+            raise EngineSetupError(f"no engine serves {name}: give one as ;for={name}")
+        _check_alike(found)
+        return found
+
+    def name_of(self, model: "ModelSource") -> str:
+        return self._kinds[NATIVE].name_of(model)
+
+    def is_here(self, model: "ModelSource") -> bool:
+        return self._kinds[NATIVE].is_here(model)
+
+    def free_bytes(self, settings: "Settings") -> int | None:
+        return self._kinds[NATIVE].free_bytes(settings)
+
+    def connect(
+        self,
+        options: Mapping[str, Any],
+        *,
+        on_core_state: Callable[[CoreState, str], None],
+        tracing: "Tracing | None" = None,
+        tokenizer: Any = None,
+    ) -> EngineClient:
+        """A group without engines, which `EngineGroup.take` joins."""
+        if tokenizer is None:
+            tokenizer = self.read_tokenizer(options)
+
+        def join(
+            status: "EngineStatus", take_state: Callable[[CoreState, str], None]
+        ) -> EngineClient:
+            assert status.options is not None
+            return self._kinds[status.kind].connect(
+                status.options, on_core_state=take_state, tracing=tracing, tokenizer=tokenizer
+            )
+
+        return EngineGroup(join, on_core_state)
+
+    def read_tokenizer(self, options: Mapping[str, Any]) -> Any:
+        """One for all of them: it may be large."""
+        return self._kinds[options["kind"]].read_tokenizer(options["options"])
+
+    def served_model(self, options: Mapping[str, Any]) -> ServedModel:
+        return self._kinds[options["kind"]].served_model(options["options"])
+
+
+def _check_alike(entries: Sequence[EngineEntry]) -> None:
+    """Each must be able to go on with what another has begun."""
+    texts = [entry.name for entry in entries if entry.kind in TEXT_KINDS]
+    if texts and len(texts) < len(entries):
+        raise EngineSetupError(f"{texts[0]} knows no token ids: it cannot stand beside others")
