@@ -446,7 +446,8 @@ class Producer:
         model = self._run.response.get("model", "")
         if self._models is not None:
             model = self._models.base(model).name  # without its adapter
-        self._metrics.observe_first_token(model, now - timeline.created)
+        self._metrics.first_token.observe(now - timeline.created)
+        self._metrics.model_first_token.labels(model).observe(now - timeline.created)
 
     def _flush(self) -> None:
         """Number what has come and show it to the viewers; after a stop it only counts."""

@@ -200,13 +200,13 @@ class Metrics:
         self._discarded = Counter(
             "parley_tokens_discarded_after_stop", "Tokens decoded after a stop.", registry=r
         )
-        self._first_token = Histogram(
+        self.first_token = Histogram(
             "parley_time_to_first_token_seconds",
             "From response.create to the first token.",
             buckets=LONG,
             registry=r,
         )
-        self._model_first_token = Histogram(
+        self.model_first_token = Histogram(
             "parley_model_time_to_first_token_seconds",
             "The same of one model's answers.",
             ["model"],
@@ -243,10 +243,6 @@ class Metrics:
         if seconds is not None:
             self._tool_call.labels(server).observe(seconds)
 
-    def observe_first_token(self, model: str, seconds: float) -> None:
-        self._first_token.observe(seconds)
-        self._model_first_token.labels(model).observe(seconds)
-
     def observe_stop(self, seconds: float, num_discarded: int) -> None:
         self._stop.observe(seconds)
         self._discarded.inc(num_discarded)
@@ -270,7 +266,7 @@ class Metrics:
             if status == "cancelled":
                 found["count", f"stops.{reason}"] = number
         for name, histogram in (
-            ("ttft_ms", self._first_token),
+            ("ttft_ms", self.first_token),
             ("inter_token_ms", self.inter_event),
             ("stop_ms", self._stop),
         ):

@@ -74,7 +74,8 @@ def test_what_is_counted_is_shown(metrics: Metrics) -> None:
     metrics.count_error("invalid_json")
     metrics.count_close(4400)
     metrics.observe_stop(0.02, num_discarded=3)
-    metrics.observe_first_token("village", 0.3)
+    metrics.first_token.observe(0.3)
+    metrics.model_first_token.labels("village").observe(0.3)
     metrics.inter_event.observe(0.004)
     found = values(metrics)
     assert found['parley_responses_total{reason="client_cancelled",status="cancelled"}'] == 1
@@ -162,7 +163,7 @@ def test_a_model_alone_is_scaled_by_the_same_figures_as_one_of_several() -> None
     metrics = Metrics()
     metrics.models.statuses = [ModelStatus(name="a", kind="native", state=ModelState.LOADED)]
     metrics.models.cores = {"a": CoreMetrics("a", "cpu").snapshot(make_scheduler())}
-    metrics.observe_first_token("a", 0.2)
+    metrics.model_first_token.labels("a").observe(0.2)
     found = values(metrics)
     for name in ("requests_waiting", "requests_running", "kv_used_ratio"):
         assert found[f'parley_model_{name}{{model="a"}}'] == 0, name
