@@ -15,7 +15,7 @@ from tests.end_to_end.site.harness import Server
 NUM_TURNS = 3  # six messages
 LENGTHS = (40, 160)  # tokens of an answer
 NUM_SOCKETS = 32
-# What is gone by then, by a part of its keys (docs/sessions.md).
+# What is gone by then, by a part of its keys (docs/storage/sessions.md).
 GONE = {
     "after ten minutes": (":r:", ":e:", ":tok:"),
     "after an hour": (":log",),
