@@ -9,7 +9,10 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
+import orjson
+
 from engine.errors import ValidationError
+from engine.grammar.params import StructuredOutputsParams
 from engine.ipc import AddRequest
 from server.engines.remote.dialect import (
     Ask,
@@ -29,10 +32,13 @@ from server.engines.remote.wire.problems import BadStatus, Broken, Misfit
 if TYPE_CHECKING:
     from engine.client.text.tokenizer import Tokenizer
 
-SUPPORTED = ("top_p", "top_k", "min_p", "repetition_penalty", "ignore_eos", "logit_bias")
-SCORED = ("logprobs",)
+SUPPORTED = (
+    *("top_p", "top_k", "min_p", "repetition_penalty", "ignore_eos", "logit_bias"),
+    *("logprobs", "structured_outputs"),
+)
 MAX_SEED = (1 << 32) - 1  # which is none: it draws one then
 REASONS = {"eos": "stop", "limit": "length", "word": "stop", "none": "abort"}
+RULE = "::="  # of a grammar in GBNF; others are in Lark's way to write it
 MAX_MISSING_BYTES = 24  # of the tokens that a stream left out: else they are asked for again
 
 
@@ -108,7 +114,7 @@ class LlamaCpp:
 
     def _call(self, request: AddRequest, num_tokens: int, *, is_stream: bool) -> Call:
         params = request.params
-        check_supported(self.name, request, (*SUPPORTED, *SCORED))
+        check_supported(self.name, request, SUPPORTED)
         if params.logprobs == -1:
             problem = "logprobs of all tokens are not available with engines of the kind"
             raise ValidationError(f"{problem} {self.name}", "logprobs", -1)
@@ -136,6 +142,8 @@ class LlamaCpp:
             body["logit_bias"] = [[token_id, bias] for token_id, bias in params.logit_bias.items()]
         if params.logprobs is not None:
             body["n_probs"] = max(1, params.logprobs)
+        if params.structured_outputs is not None:
+            body |= _form(params.structured_outputs)
         if self._model is not None:
             body["model"] = self._model
         return Call("/completion", body)
@@ -252,6 +260,18 @@ def _ways(tokenizer: "Tokenizer", content: bytes, num_tokens: int) -> Iterator[l
             elif num_tokens > 1:
                 for rest in _ways(tokenizer, content[length:], num_tokens - 1):
                     yield [token_id, *rest]
+
+
+def _form(form: StructuredOutputsParams) -> dict[str, Any]:
+    """That of an answer. Raises `ValidationError` for one that this kind has no word for."""
+    kind, text = form.source()
+    if kind == "grammar" and RULE in text and not form.begun:
+        return {"grammar": text}
+    schema = orjson.loads(text) if kind == "json" else None
+    if not isinstance(schema, dict) or "x-guidance" in schema or form.begun:
+        problem = f"structured_outputs.{form.kind} is not available with engines of the kind"
+        raise ValidationError(f"{problem} llamacpp", "structured_outputs")
+    return {"json_schema": schema}
 
 
 def _add(step: Step, ids: list[int], scores: list[list[tuple[int, float, int]]] | None) -> None:

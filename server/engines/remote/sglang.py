@@ -32,6 +32,7 @@ SUPPORTED = (
     *("ignore_eos", "min_tokens", "logit_bias", "logprobs", "structured_outputs"),
 )
 FORMS = {"json": "json_schema", "regex": "regex", "grammar": "ebnf"}
+RULE = "::="  # of a grammar in EBNF, as llama.cpp writes it
 INFO_PATHS = ("/server_info", "/get_server_info")  # of later, and of earlier versions
 MAX_SEED = 1 << 31
 
@@ -195,7 +196,8 @@ def _form(request: AddRequest) -> dict[str, str]:
     form = request.params.structured_outputs
     assert form is not None
     kind, text = form.source()
-    if kind not in FORMS or form.begun:
+    is_other_grammar = kind == "grammar" and RULE not in text  # in Lark's way to write it
+    if kind not in FORMS or is_other_grammar or form.begun:
         problem = f"structured_outputs.{form.kind} is not available with engines of the kind sglang"
         raise ValidationError(problem, "structured_outputs")
     return {FORMS[kind]: text}

@@ -57,6 +57,12 @@ def test_hub_id_is_downloaded_without_code_and_pickles(tmp_path: Path) -> None:
     assert names == ["config.json", "model.safetensors", "tokenizer.json"]
 
 
+def test_of_a_model_that_others_serve_no_weights_are_downloaded(tmp_path: Path) -> None:
+    with hub() as endpoint:
+        folder = Path(_resolve("org/tiny", endpoint, tmp_path, options="needs_weights=False"))
+    assert sorted(path.name for path in folder.iterdir()) == ["config.json", "tokenizer.json"]
+
+
 @pytest.mark.parametrize(
     ("model", "says"),
     [

@@ -76,6 +76,10 @@ class ScriptedLink:
         output = SequenceOutput(self.sent[-1].request_id, list(token_ids), **more)
         self._listener.on_core_outputs([output])
 
+    def tell_silence(self, *request_ids: str) -> None:
+        assert self._listener is not None
+        self._listener.on_core_silent(request_ids)
+
     def replace(self) -> None:
         """The core dies, and the next one is there at once."""
         assert self._listener is not None and self.ready is not None
@@ -157,6 +161,20 @@ async def test_an_answer_that_the_next_core_refuses_ends_with_what_it_has(
     assert texts(outputs) == "a"
     assert outputs[-1].outputs[0].finish_reason == "error"
     assert outputs[-1].error is not None and "no such thing" in outputs[-1].error.message
+
+
+async def test_an_answer_of_which_nobody_will_say_that_it_has_ended_ends_at_once(
+    engine: AsyncLLM, link: ScriptedLink
+) -> None:
+    stream = await engine.add_request("r", PROMPT, DELTA)
+    other = await engine.add_request("other", PROMPT, DELTA)
+    await engine.abort("r")
+    link.tell_silence(*link.aborted, link.sent[-1].request_id, "unknown")
+    (last,) = [output async for output in stream]
+    assert last.outputs[0].finish_reason == "abort"
+    assert last.metrics is not None and not last.metrics.core_confirmed
+    link.emit(A, finish_reason="length")  # nobody has told that one to end
+    assert texts([output async for output in other]) == "a"
 
 
 async def test_a_utility_that_an_engine_lacks_is_an_error_of_the_call_alone(

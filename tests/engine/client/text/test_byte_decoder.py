@@ -40,6 +40,26 @@ def test_every_token_of_the_vocabulary_is_its_own_decoding(
 
 
 @pytest.mark.parametrize("family", BYTE_LEVEL)
+def test_a_token_is_found_by_its_bytes(tokenizers: dict[str, Tokenizer], family: str) -> None:
+    tokenizer = tokenizers[family]
+    hidden = tokenizer.special_ids
+    for token_id in set(range(len(tokenizer))) - hidden:
+        content = tokenizer.bytes_of_id(token_id)
+        assert content and tokenizer.id_of_bytes(content) == token_id
+    assert tokenizer.id_of_bytes(b"\xff" * 40) is None
+
+
+def test_where_a_space_depends_on_what_is_before_only_bytes_are_found(
+    tokenizers: dict[str, Tokenizer],
+) -> None:
+    tokenizer = tokenizers["gemma"]
+    found = [tokenizer.id_of_bytes(bytes([byte])) for byte in range(256)]
+    assert [tokenizer.byte_values[each] for each in found if each is not None] == list(range(256))
+    (letter,) = tokenizer.encode("a", add_special_tokens=False)[-1:]
+    assert tokenizer.bytes_of_id(letter) is None and tokenizer.id_of_bytes(b"ab") is None
+
+
+@pytest.mark.parametrize("family", BYTE_LEVEL)
 def test_random_tokens_in_any_pieces_are_the_full_decode(
     tokenizers: dict[str, Tokenizer], family: str
 ) -> None:

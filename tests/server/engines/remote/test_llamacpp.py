@@ -7,6 +7,7 @@ import orjson
 import pytest
 
 from engine.errors import ValidationError
+from engine.grammar.params import StructuredOutputsParams as Form
 from engine.ipc import AddRequest
 from engine.lora import LoRARequest
 from engine.pooling import PoolingParams
@@ -254,6 +255,29 @@ async def test_a_request_says_all_that_decides_on_its_tokens(checkpoint: Checkpo
 
 
 @pytest.mark.parametrize(
+    ("form", "schema"),
+    [
+        (Form(json={"type": "array", "maxItems": 3}), {"type": "array", "maxItems": 3}),
+        (Form(json='{"const": 7}'), {"const": 7}),
+        (Form(json_object=True), {"type": "object"}),
+    ],
+)
+async def test_an_answer_in_json_is_held_to_its_schema(
+    checkpoint: Checkpoint, form: Form, schema: dict[str, Any]
+) -> None:
+    dialect = await dialect_of(checkpoint)
+    body = dialect.call(request(structured_outputs=form), "name").body
+    assert body is not None and body["json_schema"] == schema
+
+
+async def test_an_answer_is_held_to_a_grammar_of_its_own_kind(checkpoint: Checkpoint) -> None:
+    dialect = await dialect_of(checkpoint)
+    form = Form(grammar='root ::= "a"+')
+    body = dialect.call(request(structured_outputs=form), "name").body
+    assert body is not None and body["grammar"] == 'root ::= "a"+'
+
+
+@pytest.mark.parametrize(
     ("given", "parameter"),
     [
         ({"presence_penalty": 0.5}, "presence_penalty"),
@@ -266,6 +290,10 @@ async def test_a_request_says_all_that_decides_on_its_tokens(checkpoint: Checkpo
         ({"bad_words_token_ids": [[3]]}, "bad_words"),
         ({"thinking_token_budget": 3}, "thinking_token_budget"),
         ({"trace_decode_token_ids": [3]}, "trace_decode_token_ids"),
+        ({"structured_outputs": Form(regex="a+")}, "structured_outputs"),
+        ({"structured_outputs": Form(grammar='start: "a"')}, "structured_outputs"),
+        ({"structured_outputs": Form(json={}, disable_any_whitespace=True)}, "structured_outputs"),
+        ({"structured_outputs": Form(json={}, begun="{")}, "structured_outputs"),
     ],
 )
 async def test_what_it_cannot_do_is_refused_by_name(

@@ -6,7 +6,7 @@ import orjson
 import pytest
 
 from engine.errors import ValidationError
-from engine.grammar.params import StructuredOutputsParams
+from engine.grammar.params import StructuredOutputsParams as Form
 from engine.ipc import AddRequest
 from engine.sampling_params import SamplingParams
 from server.engines.remote.checkpoint import Checkpoint
@@ -177,22 +177,25 @@ async def test_what_goes_on_asks_for_the_rest_alone(checkpoint: Checkpoint) -> N
     [
         ({"json": {"type": "object"}}, {"json_schema": '{"type": "object"}'}),
         ({"regex": "[a-z]+"}, {"regex": "[a-z]+"}),
+        ({"grammar": 'root ::= "a"'}, {"ebnf": 'root ::= "a"'}),
     ],
 )
 async def test_a_form_has_its_word(
     checkpoint: Checkpoint, form: dict[str, Any], expected: dict[str, str]
 ) -> None:
     dialect = await joined(checkpoint)
-    body: Any = dialect.call(
-        request(structured_outputs=StructuredOutputsParams(**form)), "name"
-    ).body
+    body: Any = dialect.call(request(structured_outputs=Form(**form)), "name").body
     assert expected.items() <= body["sampling_params"].items()
 
 
 @pytest.mark.parametrize(
     ("given", "parameter"),
     [
-        ({"structured_outputs": StructuredOutputsParams(choice=["a"])}, "structured_outputs"),
+        ({"structured_outputs": Form(choice=["a"])}, "structured_outputs"),
+        (
+            {"structured_outputs": Form(grammar='start: "a"')},
+            "structured_outputs",
+        ),
         ({"prompt_logprobs": 1}, "prompt_logprobs"),
         ({"logprobs": -1}, "logprobs"),
         ({"allowed_token_ids": [3]}, "allowed_token_ids"),
