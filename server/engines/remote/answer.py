@@ -32,6 +32,7 @@ class OpenAnswer:
         self.began_at = 0.0  # the present try, time.monotonic()
         self.is_aborting = False  # it takes no more tokens
         self.has_begun = False  # the engine has said something of it
+        self._is_first_try = True
         self._own_stops = frozenset(params.stop_token_ids or ())
         self._stops = self._own_stops | (frozenset() if params.ignore_eos else frozenset(stop_ids))
         self._vocab_size = vocab_size
@@ -67,6 +68,7 @@ class OpenAnswer:
     def begin_try(self, name: str) -> AddRequest:
         """The next one, under a name that no other has; what it is asked for."""
         rest = self.rest
+        self._is_first_try = not self.name
         self.name = name
         self.num_tries_in_vain += 1
         self.began_at = time.monotonic()
@@ -125,8 +127,9 @@ class OpenAnswer:
             and not 0 <= min(step.token_ids) <= max(step.token_ids) < self._vocab_size
         ):
             raise Lie("it gave token ids that the model has not")
-        if not self.has_begun:  # what later tries find in a cache is no part of the prompt's price
-            self._num_cached = min(step.num_cached_tokens, len(self.request.prompt_token_ids))
+        if self._is_first_try:  # what later ones find in a cache is no part of the prompt's price
+            cached = min(step.num_cached_tokens, len(self.request.prompt_token_ids))
+            self._num_cached = max(self._num_cached, cached)  # some say so at the end only
         self.has_begun = True
 
 

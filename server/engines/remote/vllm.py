@@ -214,6 +214,7 @@ class _Details(msgspec.Struct):
 
 class _Usage(msgspec.Struct):
     prompt_tokens: int | None = None
+    completion_tokens: int | None = None
     prompt_tokens_details: _Details | None = None
 
 
@@ -236,6 +237,7 @@ class VLLMReader:
 
     def __init__(self, *, has_logprobs: bool) -> None:
         self._has_logprobs = has_logprobs
+        self._num_seen = 0  # tokens
         self._last: Step | None = None
 
     def read(self, event: bytes) -> Step | None:
@@ -250,9 +252,14 @@ class VLLMReader:
         choice = content.choices[0]
         if choice.token_ids is None:
             raise Broken("it gives no token ids, as vLLM does from 0.10.2 on")
+        if self._last is not None:
+            raise Broken("it goes on after its end")
         step = Step(choice.token_ids)
+        self._num_seen += len(choice.token_ids)
         if content.usage is not None:
             step.num_prompt_tokens = content.usage.prompt_tokens
+            if content.usage.completion_tokens not in (None, self._num_seen):
+                raise Broken("it counts other tokens than it has sent")
         if self._has_logprobs:
             step.logprobs = _entries(choice)
         if choice.finish_reason is None:

@@ -16,9 +16,11 @@ from server.engines.remote.dialect import Dialect
 from server.engines.remote.link import Patience, RemoteLink
 from server.engines.remote.llamacpp import LlamaCpp
 from server.engines.remote.sglang import SGLang
+from server.engines.remote.vllm import VLLM
 from server.engines.remote.wire.address import RemoteAddress
 from tests.helpers.patience import PATIENCE
 from tests.server.engines.remote.stand_in import LlamaCppStandIn, SGLangStandIn, StandIn
+from tests.server.engines.remote.vllm_stand_in import PlainVLLMStandIn, VLLMStandIn
 
 PROMPT = [1, 649, 201, 1497, 1622, 318, 262, 471, 33, 2, 201, 1, 655, 201]
 # It is looked at often, and everything that must come may take its time.
@@ -103,11 +105,12 @@ async def join(checkpoint: Checkpoint) -> AsyncIterator[Join]:
         stand_in: StandIn, *, patience: Patience = QUICK, is_there: bool = True, **options: Any
     ) -> Joined:
         dialect: Dialect
-        if isinstance(stand_in, LlamaCppStandIn):
+        if isinstance(stand_in, LlamaCppStandIn | VLLMStandIn):
             stand_in.tokenize = lambda text: checkpoint.tokenizer.encode(  # type: ignore[method-assign]
                 text, add_special_tokens=False
             )
-            dialect = LlamaCpp(checkpoint.tokenizer, None)
+            kind = LlamaCpp if isinstance(stand_in, LlamaCppStandIn) else VLLM
+            dialect = kind(checkpoint.tokenizer, None)
         else:
             assert isinstance(stand_in, SGLangStandIn)
             dialect = SGLang(checkpoint.tokenizer, None)
@@ -136,11 +139,13 @@ async def join(checkpoint: Checkpoint) -> AsyncIterator[Join]:
         await each.stand_in.die()
 
 
-@pytest.fixture(params=["llamacpp", "sglang", "sglang-incremental"])
+@pytest.fixture(params=["llamacpp", "sglang", "sglang-incremental", "vllm", "vllm-completions"])
 def stand_in(request: pytest.FixtureRequest) -> StandIn:
     """One of each kind, which does not listen yet."""
     if request.param == "llamacpp":
         return LlamaCppStandIn()
+    if request.param.startswith("vllm"):
+        return VLLMStandIn() if request.param == "vllm" else PlainVLLMStandIn()
     return SGLangStandIn(is_incremental=request.param != "sglang")
 
 

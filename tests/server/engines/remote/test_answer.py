@@ -122,3 +122,9 @@ def test_what_a_later_try_finds_in_a_cache_is_no_part_of_the_prompts_price() -> 
     assert found.take(Step([10], num_cached_tokens=2)).num_cached_tokens == 2
     found.begin_try("second")
     assert found.take(Step([11], num_cached_tokens=4)).num_cached_tokens == 2
+
+
+def test_what_it_found_in_its_cache_may_be_told_with_the_last_token() -> None:
+    found = answer()
+    assert found.take(Step([10])).num_cached_tokens == 0
+    assert found.take(Step([11], num_cached_tokens=2)).num_cached_tokens == 2

@@ -300,3 +300,23 @@ def test_an_aborted_answer_ends_as_aborted() -> None:
 def test_what_is_no_event_of_its_is_broken(event: bytes) -> None:
     with pytest.raises(Broken):
         VLLMReader(has_logprobs=False).read(event)
+
+
+@pytest.mark.parametrize("exchanges", [SCALED, PLAIN], ids=["tokens", "completions"])
+def test_the_last_token_tells_what_was_in_its_cache(exchanges: dict[str, Exchange]) -> None:
+    usage = exchanges["length"].events[-2]
+    assert b'"cached_tokens":0' in usage
+    reader = VLLMReader(has_logprobs=False)
+    steps = [reader.read(event) for event in exchanges["length"].events[:-2]]
+    assert steps[-1] is None  # it waits for what follows at once
+    last = reader.read(usage.replace(b'"cached_tokens":0', b'"cached_tokens":9'))
+    assert last is not None
+    assert (last.num_cached_tokens, last.finish_reason, len(last.token_ids)) == (9, "length", 1)
+
+
+def test_an_event_that_was_lost_shows_by_the_count() -> None:
+    events = SCALED["end"].events
+    reader = VLLMReader(has_logprobs=False)
+    reader.read(events[0])
+    with pytest.raises(Broken, match="counts other tokens"):
+        reader.read(events[2])
