@@ -52,6 +52,7 @@ class StandIn:
         self.is_mute = False  # it takes connections, and says nothing on any route
         self._server: asyncio.Server | None = None
         self._writers: set[asyncio.StreamWriter] = set()
+        self._serving: set[asyncio.Task[None]] = set()
 
     @property
     def url(self) -> str:
@@ -68,6 +69,10 @@ class StandIn:
             server.close()
             for writer in list(self._writers):
                 writer.transport.abort()
+            for task in self._serving:
+                task.cancel()
+            if self._serving:
+                await asyncio.wait(self._serving)
             await server.wait_closed()
 
     def let(self, number: int) -> None:
@@ -98,11 +103,16 @@ class StandIn:
     # ---- HTTP -----------------------------------------------------------------------------------
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
         self._writers.add(writer)
+        self._serving.add(task)
         try:
-            with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
+            ends = (ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError)
+            with contextlib.suppress(*ends):  # asyncio makes a noise of one that was cancelled
                 await self._exchange(reader, writer)
         finally:
+            self._serving.discard(task)
             self._writers.discard(writer)
             writer.close()
 
@@ -201,13 +211,13 @@ class StandIn:
                 return
             if place == 2 and fault == "a clean end":
                 return
-            yield _event(self.token_event(body, ids, fault=fault))
+            yield event_of(self.token_event(body, ids, fault=fault))
             await asyncio.sleep(0)
         for each in self.ends(body, ids, reason):
             yield each
 
     def ends(self, body: dict[str, Any], ids: list[int], reason: str) -> Iterator[bytes]:
-        yield _event(self.last_event(body, ids, reason))
+        yield event_of(self.last_event(body, ids, reason))
 
     def _ids(self, body: dict[str, Any]) -> list[int]:
         limit = self.limit(body)
@@ -312,7 +322,7 @@ class SGLangStandIn(StandIn):
             async for event in events:
                 if any(body["rid"].startswith(name) for name in self.aborted):
                     reason = {"type": "abort", "message": "Abort in waiting", "status_code": 499}
-                    yield _event(self._about(body, [], reason))
+                    yield event_of(self._about(body, [], reason))
                     return
                 yield event
         yield b"data: [DONE]\n\n"
@@ -346,7 +356,7 @@ def _whole(writer: asyncio.StreamWriter, status: int, content: bytes) -> None:
     writer.write(f"{head}Content-Length: {len(content)}\r\n\r\n".encode() + content)
 
 
-def _event(content: dict[str, Any]) -> bytes:
+def event_of(content: dict[str, Any]) -> bytes:
     return b"data: " + orjson.dumps(content) + b"\n\n"
 
 
