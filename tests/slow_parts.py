@@ -43,6 +43,7 @@ PARTS = {
     "csrc/": "cuda",
     "end_to_end/": "end-to-end",
     "engine/": "engine",
+    "server/engines/remote/": "remote",
     "server/": "server",
     "sessions/": "sessions",
     "upgrades/": "upgrades",
