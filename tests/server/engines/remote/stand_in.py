@@ -52,6 +52,7 @@ class StandIn:
         self.is_mute = False  # it takes connections, and says nothing on any route
         self._server: asyncio.Server | None = None
         self._writers: set[asyncio.StreamWriter] = set()
+        self._answering: set[asyncio.StreamWriter] = set()
         self._serving: set[asyncio.Task[None]] = set()
 
     @property
@@ -116,6 +117,11 @@ class StandIn:
             self._writers.discard(writer)
             writer.close()
 
+    def cut_answers(self) -> None:
+        """Break the connections of all replies that are being written, and no others."""
+        for writer in list(self._answering):
+            writer.transport.abort()
+
     async def _exchange(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head = (await reader.readuntil(b"\r\n\r\n")).decode()
         lines = head.split("\r\n")
@@ -133,10 +139,12 @@ class StandIn:
             self.asked.append(body)
             fault = self.faults.popleft() if self.faults else ""
             self.num_open += 1
+            self._answering.add(writer)
             try:
                 await self._answer(body, fault, reader, writer)
             finally:
                 self.num_open -= 1
+                self._answering.discard(writer)
             return
         route = self.routes().get(path)
         if route is None:

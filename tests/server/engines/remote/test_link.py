@@ -228,8 +228,7 @@ async def test_what_breaks_at_the_same_time_has_failed_once(remote: Joined) -> N
     stand_in.pace = asyncio.Semaphore(0)
     streams = [await remote.add(f"r{n}") for n in range(2 * MAX_FAILURES)]
     await settle(lambda: stand_in.num_open == len(streams))
-    for writer in list(stand_in._writers):
-        writer.transport.abort()
+    stand_in.cut_answers()
     stand_in.let(10_000)
     answers = await asyncio.gather(*map(read, streams))
     assert [answer.token_ids for answer in answers] == [WHOLE] * len(streams)
