@@ -61,6 +61,7 @@ class LogWriter:
         self._on_its_way: Append | None = None  # the same, or a renewal
         self._sent = 0.0
         self._free: asyncio.Event | None = None  # of who waits until it is not busy
+        self._has_spoken = False  # its first words are on their way, or stored
         self.is_noted = self.is_busy = False
         self.not_before = 0.0
 
@@ -125,12 +126,19 @@ class LogWriter:
 
     # ---- what the appender sends -----------------------------------------------------------------
 
+    @property
+    def is_urgent(self) -> bool:
+        """The first words for a door: it can take nothing back, so it waits for the store."""
+        run = self._run
+        return run.is_brought and not self._has_spoken and run.has_spoken.is_set()
+
     def take(self, now: float) -> Append | None:
         """What is new, or was never answered, or a renewal; None if nothing is stored any more."""
         if not self._run.is_here:
             return None
         append = self._on_its_way = self._unanswered or self._next()
         self.is_busy = True
+        self._has_spoken = self._has_spoken or self._run.has_spoken.is_set()
         self._sent = time.monotonic()
         self.not_before = now + APPEND_SECONDS
         append.answered = self._take_outcome

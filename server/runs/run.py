@@ -376,9 +376,8 @@ class Run:
         )
         self._logprobs = []
         self.reasoning_length += utf16_length(delta)
-        event = self.add_object(entry)
         self.has_spoken.set()
-        return event
+        return self.add_object(entry)
 
     def take_tokens(self, token_ids: Sequence[int]) -> bool:
         """Tokens that have no text: they say something of a call. False if the gate is closed."""
@@ -391,9 +390,8 @@ class Run:
 
     def add_call_entries(self, entries: Sequence[CallEntry]) -> list[ObjectEvent]:
         """What is new of a call, of an answer whose gate is open."""
-        events = [self.add_object(entry) for entry in entries]
         self.has_spoken.set()
-        return events
+        return [self.add_object(entry) for entry in entries]
 
     def add_object(
         self, entry: InProgressEntry | DoneEntry | ReasoningEntry | CallEntry

@@ -28,6 +28,10 @@ class Writer(Protocol):
     is_busy: bool  # its last append is on its way, or being heeded
     not_before: float  # of the loop's clock: its next append
 
+    @property
+    def is_urgent(self) -> bool:
+        """Whether somebody waits who is told nothing of it before it is stored."""
+
     def take(self, now: float) -> Append | None:
         """What is new of it, or a renewal: from now on it is busy. None if it writes no more."""
 
@@ -74,11 +78,16 @@ class Appender:
 
     def note(self, writer: Writer) -> None:
         """There is something new of a writer that was added: called for each event of it."""
-        if writer.is_noted or writer not in self._renewals:
+        is_noted, is_urgent = writer.is_noted, writer.is_urgent
+        if (is_noted and not is_urgent) or writer not in self._renewals:
             return
-        writer.is_noted = True
-        self._changed.append(writer)
-        if not self._comes_soon:
+        if not is_noted:
+            writer.is_noted = True
+            self._changed.append(writer)
+        if is_urgent:
+            self._comes_soon = True
+            self._set_timer(asyncio.get_running_loop().time())
+        elif not self._comes_soon:
             soon = asyncio.get_running_loop().time() + APPEND_DELAY_SECONDS
             self._comes_soon = writer.not_before <= soon
             self._arm(max(soon, writer.not_before))
@@ -86,8 +95,10 @@ class Appender:
     # ---- the tick --------------------------------------------------------------------------------
 
     def _arm(self, at: float) -> None:
-        """See to it that a tick comes then, or before."""
-        at = max(at, self._last_tick + TICK_SECONDS)
+        """See to it that a tick comes then, or before, but not right after the last one."""
+        self._set_timer(max(at, self._last_tick + TICK_SECONDS))
+
+    def _set_timer(self, at: float) -> None:
         if self._timer is not None:
             if self._timer_at <= at:
                 return
@@ -118,7 +129,7 @@ class Appender:
         due: list[Writer] = []
         for writer in changed:
             # A little early, rather than in a call of its own before the next tick.
-            if writer.not_before > now + APPEND_DELAY_SECONDS:
+            if writer.not_before > now + APPEND_DELAY_SECONDS and not writer.is_urgent:
                 self._changed.append(writer)
                 continue
             writer.is_noted = False

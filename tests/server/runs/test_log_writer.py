@@ -162,3 +162,28 @@ async def test_an_append_that_fails_is_logged_and_ends_the_writing(
         appender._tick()
     assert num_sent == 1 and run.num_stored == 1
     assert cast("Any", appender)._timer is None
+
+
+async def test_the_first_words_for_a_door_are_urgent_until_they_are_on_their_way(
+    store: SessionStore, hub: Hub, appender: Appender
+) -> None:
+    run = await a_run(store)
+    run.is_brought = True
+    writer = a_writer(run, store, hub, appender)
+    async with writer.running():
+        assert not writer.is_urgent
+        run.add_text("one ", [1])
+        assert writer.is_urgent
+        await stored(run)
+        run.add_text("two ", [2])
+        assert not writer.is_urgent
+
+
+async def test_the_first_words_for_who_is_shown_them_unstored_are_not_urgent(
+    store: SessionStore, hub: Hub, appender: Appender
+) -> None:
+    run = await a_run(store)
+    writer = a_writer(run, store, hub, appender)
+    async with writer.running():
+        run.add_text("one ", [1])
+        assert not writer.is_urgent

@@ -17,7 +17,7 @@ class ScriptedWriter:
 
     def __init__(self, name: str, appender: Appender) -> None:
         self.name = name
-        self.is_noted = self.is_busy = False
+        self.is_noted = self.is_busy = self.is_urgent = False
         self.not_before = 0.0
         appender.add(self)
 
@@ -127,6 +127,42 @@ def test_an_answer_that_waits_keeps_no_other_one_waiting(clock: Clock, appender:
     assert clock.advance(0.0051) == [["b"]]
     assert clock.advance(0.19) == []
     assert clock.advance(0.005) == [["a"]]
+
+
+def test_what_somebody_waits_for_goes_at_once_and_takes_along_what_is_there(
+    clock: Clock, appender: Appender
+) -> None:
+    one, two = [ScriptedWriter(name, appender) for name in "ab"]
+    appender.note(one)
+    assert clock.advance(0.0051) == [["a"]]
+    one.is_busy, one.is_urgent = False, True
+    appender.note(two)
+    appender.note(one)
+    assert clock.advance(0.0) == [["b", "a"]]
+
+
+def test_what_has_waited_goes_at_once_when_somebody_waits_for_it(
+    clock: Clock, appender: Appender
+) -> None:
+    one = ScriptedWriter("a", appender)
+    appender.note(one)
+    one.is_urgent = True
+    appender.note(one)
+    assert clock.advance(0.0) == [["a"]]
+
+
+def test_what_somebody_waits_for_waits_for_the_append_before_it(
+    clock: Clock, appender: Appender
+) -> None:
+    one = ScriptedWriter("a", appender)
+    appender.note(one)
+    clock.advance(0.0051)
+    one.is_urgent = True
+    appender.note(one)
+    assert clock.advance(0.1) == []
+    one.is_busy = False
+    appender.note(one)  # as it does when its reply comes
+    assert clock.advance(0.0) == [["a"]]
 
 
 def test_one_append_of_an_answer_is_on_its_way_at_a_time(clock: Clock, appender: Appender) -> None:
