@@ -18,6 +18,7 @@ END_OF_HEAD = re.compile(rb"\n\r?\n")
 FOLD = re.compile(rb"\n[ \t]")  # obsolete since RFC 7230, and read differently by many proxies
 LENGTHS = re.compile(rb"\ncontent-length[ \t]*:|(?<=\ncontent-length:)[^\n]*,", re.IGNORECASE)
 EMPTY_LINES = re.compile(rb"(?:\r?\n)+")
+CHUNKED = b"\r\nTransfer-Encoding: chunked\r\n"
 ANSWERED = (h11.DONE, h11.MUST_CLOSE, h11.CLOSED)
 
 
@@ -30,6 +31,8 @@ class BoundedConnection(h11.Connection):
         self._num_chunks = 0
         self._num_body_bytes = 0
         self._num_empty_bytes = 0
+        self._is_head = False
+        self.sends_chunks = False  # the head of an answer is out, and its body comes in chunks
 
     def receive_data(self, data: bytes) -> None:
         """Take what came; a few empty lines in front of a request are skipped (RFC 9112 §2.2)."""
@@ -63,7 +66,12 @@ class BoundedConnection(h11.Connection):
                 headers=[*headers, (b"connection", b"close")],
                 reason=event.reason,
             )
-        return super().send(event)
+        data = super().send(event)
+        if isinstance(event, h11.Response):
+            self.sends_chunks = CHUNKED in data and not self._is_head
+        elif isinstance(event, h11.EndOfMessage):
+            self.sends_chunks = False
+        return data
 
     def _check_head(self) -> None:
         """Measure the head, as far as it is here; its lines are still one piece."""
@@ -79,6 +87,7 @@ class BoundedConnection(h11.Connection):
 
     def _check_request(self, request: h11.Request) -> None:
         self._num_chunks = self._num_body_bytes = self._num_empty_bytes = 0
+        self._is_head = request.method == b"HEAD"
         names = {name for name, _ in request.headers}
         if request.http_version == b"1.0" and names & {b"transfer-encoding", b"upgrade"}:
             raise h11.RemoteProtocolError("HTTP/1.0 has neither chunks nor upgrades")

@@ -9,7 +9,7 @@ import sys
 from typing import Any
 
 import h11
-from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
 from server.worker import lingering
 from server.worker.bounded_h11 import BoundedConnection
@@ -34,7 +34,7 @@ class HttpProtocol(H11Protocol):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.conn = BoundedConnection(MAX_HEADER_BYTES)
+        self.conn: BoundedConnection = BoundedConnection(MAX_HEADER_BYTES)
         self._is_over = False  # refused, or a websocket by now
         self._lingering: Lingering | None = None
         self._awaited: type | None = None  # h11's state of a client that is due
@@ -58,7 +58,7 @@ class HttpProtocol(H11Protocol):
                     self._lingering.swallow(len(data) - start)
                 return
             super().data_received(data[start : start + HTTP_PIECE_BYTES])
-            self._let_linger()
+            self._equip()
         self._await_client()
 
     def handle_websocket_upgrade(self, event: h11.Request) -> None:
@@ -87,7 +87,7 @@ class HttpProtocol(H11Protocol):
     def on_response_complete(self) -> None:
         if not self._is_over:
             super().on_response_complete()
-            self._let_linger()
+            self._equip()
             if self.conn.their_state is h11.SEND_BODY or self.conn.trailing_data[0]:
                 self._await_client()  # a part of the next request had come already
 
@@ -113,9 +113,12 @@ class HttpProtocol(H11Protocol):
     def _is_answering(self) -> bool:
         return self.cycle is not None and not self.cycle.response_complete
 
-    def _let_linger(self) -> None:
+    def _equip(self) -> None:
+        """Give a request that has just come what uvicorn does not."""
         if self.cycle is not None and self.cycle.transport is self.transport:
             self.cycle.transport = _LingeringTransport(self)  # type: ignore[assignment]
+            scope: Any = self.cycle.scope  # ASGI says that extensions are dictionaries
+            scope["extensions"] = {"parley.chunks": _Chunks(self, self.cycle)}
 
     def _await_client(self) -> None:
         """Give what the client owes us now, a head or a body, a deadline as a whole."""
@@ -164,3 +167,33 @@ class _LingeringTransport:
         self.write = protocol.transport.write
         self.is_closing = protocol.transport.is_closing
         self.close = protocol.close
+
+
+class _Chunks:
+    """The parts of one streamed body, past all layers: a chunk each, framed as h11 does it.
+
+    A body that has a length, or a client that knows no chunks, has to go through h11.
+    """
+
+    __slots__ = ("_cycle", "_protocol")
+
+    def __init__(self, protocol: HttpProtocol, cycle: RequestResponseCycle) -> None:
+        self._protocol = protocol
+        self._cycle = cycle
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a part can leave now."""
+        cycle, protocol = self._cycle, self._protocol
+        return (
+            protocol.conn.sends_chunks
+            and not protocol._is_over
+            and not cycle.response_complete
+            and not cycle.disconnected
+            and not protocol.flow.write_paused
+            and not protocol.transport.is_closing()
+        )
+
+    def write(self, part: bytes) -> None:
+        """Send one, while it is open; an empty one would be the end."""
+        self._protocol.transport.write(b"%x\r\n%b\r\n" % (len(part), part))

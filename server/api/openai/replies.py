@@ -10,6 +10,7 @@ from server.api.openai.streams import (
     HEARTBEAT,
     HEARTBEAT_SECONDS,
     ClientGone,
+    StreamBody,
     encode_event,
     until_gone,
 )
@@ -47,24 +48,24 @@ class ReplyStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            await until_gone(receive, self._write(send))
+            await until_gone(receive, self._write(scope, send))
         except ClientGone:
             pass
         finally:
             await self._leave()
 
-    async def _write(self, send: Send) -> None:
+    async def _write(self, scope: Scope, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        body = StreamBody(scope)
         event, num_sent = self._first, 0
         try:
             while event:
                 free_at = asyncio.get_running_loop().time() + FLUSH_SECONDS
-                await send({"type": "http.response.body", "body": event, "more_body": True})
+                await body.send(event, send)
                 num_sent += event.count(b"\ndata: ") + event.startswith(b"data: ")
                 event = await self._next(free_at)
         except ApiError as error:
-            event = self._encode_error(error, num_sent)
-            await send({"type": "http.response.body", "body": event, "more_body": True})
+            await body.send(self._encode_error(error, num_sent), send)
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _next(self, free_at: float) -> bytes:

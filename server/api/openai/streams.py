@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import orjson
 from starlette.responses import Response
@@ -27,17 +27,60 @@ class ClientGone(Exception):
     """Nobody reads any more."""
 
 
+class Chunks(Protocol):
+    """Our protocol class: the way of a body's parts past ASGI."""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a part can leave now."""
+
+    def write(self, part: bytes) -> None:
+        """Send one, while it is open."""
+
+
+class StreamBody:
+    """The body of a streamed answer. Its parts go past ASGI while nothing waits in the socket."""
+
+    def __init__(self, scope: Scope) -> None:
+        self._chunks: Chunks | None = scope.get("extensions", {}).get("parley.chunks")
+        self.sent_at = time.monotonic()
+
+    def is_open(self) -> bool:
+        """Whether `write` may be called: never, where another server is below."""
+        return self._chunks is not None and self._chunks.is_open
+
+    def write(self, part: bytes) -> None:
+        """Send a part at once."""
+        assert self._chunks is not None  # it is open
+        self._chunks.write(part)
+        self.sent_at = time.monotonic()
+
+    async def send(self, part: bytes, send: Send) -> None:
+        """Send a part as soon as the socket has room."""
+        if self.is_open():
+            self.write(part)
+        else:
+            await send({"type": "http.response.body", "body": part, "more_body": True})
+            self.sent_at = time.monotonic()
+
+
 class TokenStream(Response):
-    """Sends events as they come. `leave` is called once, at the end, whoever has ended it."""
+    """Sends events as they come; others may go straight into its body meanwhile.
+
+    `leave` is called once, at the end, whoever has ended it.
+    """
 
     media_type = "text/event-stream"
 
     def __init__(
-        self, events: AsyncGenerator[bytes, None], leave: Callable[[], Awaitable[None]]
+        self,
+        events: AsyncGenerator[bytes, None],
+        body: StreamBody,
+        leave: Callable[[], Awaitable[None]],
     ) -> None:
         self._events = events
+        self._body = body
         self._leave = leave
-        self._sent_at = time.monotonic()
         self.status_code = 200
         self.background = None
         self.init_headers({"Cache-Control": "no-cache, no-transform", "X-Accel-Buffering": "no"})
@@ -57,8 +100,7 @@ class TokenStream(Response):
         beating = start(self._beat(send))
         try:
             async for event in self._events:
-                await send({"type": "http.response.body", "body": event, "more_body": True})
-                self._sent_at = time.monotonic()
+                await self._body.send(event, send)
         finally:
             beating.cancel()
             await asyncio.gather(beating, return_exceptions=True)
@@ -67,12 +109,11 @@ class TokenStream(Response):
     async def _beat(self, send: Send) -> None:
         """Whenever nothing was sent for a while."""
         while True:
-            left = self._sent_at + HEARTBEAT_SECONDS - time.monotonic()
+            left = self._body.sent_at + HEARTBEAT_SECONDS - time.monotonic()
             if left > 0:
                 await asyncio.sleep(left)
             else:
-                await send({"type": "http.response.body", "body": HEARTBEAT, "more_body": True})
-                self._sent_at = time.monotonic()
+                await self._body.send(HEARTBEAT, send)
 
 
 async def next_of(events: AsyncGenerator[T, None]) -> T | None:

@@ -6,7 +6,7 @@ from contextlib import AsyncExitStack, aclosing
 from starlette.responses import Response
 
 from server.access.auth import address_of
-from server.api.openai.streams import TokenStream
+from server.api.openai.streams import StreamBody, TokenStream
 from server.api.responses.answer.error_event import error_event
 from server.api.responses.answer.teller import AnswerEvent
 from server.api.responses.stored import StoredAnswer
@@ -29,7 +29,8 @@ def stream(context: ApiContext, call: Call, answer: StoredAnswer, after: int = -
     context.streams.add(viewer)
     with_leave.callback(context.streams.discard, viewer)
     with_leave.enter_context(services.identities.holding(call.user, viewer.put_error))
-    return TokenStream(_chunks(viewer, answer, after), with_leave.aclose)
+    body = StreamBody(call.request.scope)
+    return TokenStream(_chunks(viewer, answer, after), body, with_leave.aclose)
 
 
 async def _chunks(

@@ -12,6 +12,8 @@ from server.worker.websocket_protocol import WebSocketProtocol
 
 BIG = 16 * 2**20  # more than the buffers between two sockets hold
 late_writes: list[bool] = []  # whether frames could be written to websockets that had ended
+was_open: list[tuple[bool, bool, bool]] = []  # the way past all layers: at first, then, at the end
+waiting: list[int] = []  # bytes that a jammed client leaves in the server
 handed_over: list[WebSocketProtocol] = []  # by the path /over, the newest last
 
 
@@ -29,6 +31,8 @@ async def app(scope: Scope, receive: Receive, send: Send) -> None:
             await send({"type": f"lifespan.{kind}.complete"})
     elif scope["type"] == "websocket":
         await _echo(scope, receive, send)
+    elif scope["path"].startswith("/chunks"):
+        await _stream(scope, receive, send)
     else:
         status = 413 if scope["path"] == "/refuse" else 200
         while scope["path"] == "/read" and (await receive()).get("more_body", False):
@@ -42,6 +46,32 @@ async def app(scope: Scope, receive: Receive, send: Send) -> None:
             part = body[start : start + 65536]
             more = start + 65536 < len(body)
             await send({"type": "http.response.body", "body": part, "more_body": more})
+
+
+async def _stream(scope: Scope, receive: Receive, send: Send) -> None:
+    """Parts go past all layers where they can, and say which way they went.
+
+    /chunks/jam goes on until they cannot, /chunks/gone until the client has left.
+    """
+    chunks, path = scope["extensions"]["parley.chunks"], scope["path"]
+    early = chunks.is_open
+    length = [(b"content-length", b"15")] if path == "/chunks/counted" else []
+    await send({"type": "http.response.start", "status": 200, "headers": length})
+    if path == "/chunks/gone":
+        chunks.write(b"here")
+        while (await receive())["type"] != "http.disconnect":
+            pass
+    while path == "/chunks/jam" and chunks.is_open:
+        chunks.write(b"x" * 10_000)
+        waiting.append(chunks._protocol.transport.get_write_buffer_size())
+    now = chunks.is_open
+    for word in (b"one", b"two"):
+        if chunks.is_open:
+            chunks.write(b"<%b>" % word)
+        else:
+            await send({"type": "http.response.body", "body": b" %b " % word, "more_body": True})
+    await send({"type": "http.response.body", "body": b"three", "more_body": False})
+    was_open.append((early, now, chunks.is_open))
 
 
 async def _echo(scope: Scope, receive: Receive, send: Send) -> None:

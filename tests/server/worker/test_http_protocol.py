@@ -15,7 +15,8 @@ from server.worker.lingering import BAD_REQUEST
 from server.worker.websocket.framing import IDLE_FRAMES_PER_S
 from server.worker.websocket_protocol import WebSocketProtocol
 from tests.end_to_end.frames.raw import PONG, TEXT, RawSocket, frame, request
-from tests.server.worker.target import BIG, Target
+from tests.server.helpers.answering import until
+from tests.server.worker.target import BIG, Target, waiting, was_open
 
 SOON = 0.1  # seconds, for deadlines that a test waits for
 IN_TIME = 1.5  # for those that it must not miss, whatever else the machine does
@@ -249,3 +250,76 @@ async def test_the_deadlines_of_http_end_with_the_handshake(
         await asyncio.sleep(2 * IN_TIME)
         await socket.send(frame(TEXT, b"hello"))
         assert (await socket.next("echo"))["length"] == 5
+
+
+async def streamed(target: Target, sent: bytes) -> list[bytes]:
+    """The bodies of all answers on one connection, as they came."""
+    was_open.clear()
+    async with RawSocket(target) as socket:
+        await socket.send(sent)
+        received = await socket.rest()
+    assert received is not None
+    _, *answers = received.split(b"HTTP/1.1 200 ")
+    return [answer.partition(b"\r\n\r\n")[2] for answer in answers]
+
+
+LAST = [("Connection", "close")]
+STREAM = b"5\r\n<one>\r\n5\r\n<two>\r\n5\r\nthree\r\n0\r\n\r\n"
+
+
+async def test_parts_of_a_stream_go_past_all_layers_as_the_chunks_that_others_are(
+    target: Target,
+) -> None:
+    assert await streamed(target, request(target, path="/chunks", headers=LAST)) == [STREAM]
+    assert was_open == [(False, True, False)]
+
+
+async def test_a_stream_that_follows_another_on_its_connection_goes_past_all_layers_too(
+    target: Target,
+) -> None:
+    first, last = request(target, path="/chunks"), request(target, path="/chunks", headers=LAST)
+    assert await streamed(target, first + last) == [STREAM, STREAM]
+    assert was_open == [(False, True, False)] * 2
+
+
+@pytest.mark.parametrize(
+    ("line", "body"),
+    [
+        (b"GET /chunks HTTP/1.0", b" one  two three"),
+        (b"GET /chunks/counted HTTP/1.1", b" one  two three"),
+        (b"HEAD /chunks HTTP/1.1", b""),
+    ],
+    ids=["old", "counted", "head"],
+)
+async def test_what_is_not_sent_in_chunks_goes_through_all_layers(
+    target: Target, line: bytes, body: bytes
+) -> None:
+    _, _, rest = request(target, headers=LAST).partition(b"\r\n")
+    assert await streamed(target, line + b"\r\n" + rest) == [body]
+    assert was_open == [(False, False, False)]
+
+
+async def test_of_a_stream_that_its_client_does_not_read_no_more_waits_than_one_part_above_64_kib(
+    target: Target,
+) -> None:
+    was_open.clear()
+    waiting.clear()
+    address = urlsplit(target.url)
+    reader, writer = await asyncio.open_connection(address.hostname, address.port, limit=4096)
+    writer.write(request(target, path="/chunks/jam", headers=LAST))
+    await until(lambda: bool(waiting) and waiting[-1] > 65536)
+    received = await reader.read()
+    assert max(waiting) <= 65536 + len(b"2710\r\n" + bytes(10_000) + b"\r\n")
+    assert received.count(b"x" * 10_000) == len(waiting)
+    assert received.endswith(b"5\r\nthree\r\n0\r\n\r\n")
+    assert was_open == [(False, False, False)]
+    writer.close()
+
+
+async def test_nothing_goes_past_all_layers_to_a_client_that_has_left(target: Target) -> None:
+    was_open.clear()
+    async with RawSocket(target) as socket:
+        await socket.send(request(target, path="/chunks/gone"))
+        await socket._reader.readuntil(b"here")
+    await until(lambda: bool(was_open))
+    assert was_open == [(False, False, False)]
