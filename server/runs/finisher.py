@@ -90,7 +90,7 @@ class Finisher:
             return await self._finish(end)
         finally:
             self._run.settled.set()
-            self._run.has_stored.set()
+            self._run.tell_stored()
             if self._run.trace is not None:
                 self._run.trace.leave(self._run.state.value)
 

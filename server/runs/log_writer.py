@@ -240,7 +240,7 @@ class LogWriter:
         self._unanswered = None
         self._run.num_stored = append.last
         self._run.num_tokens_stored += len(append.token_ids) // TOKEN_ID_BYTES
-        self._run.has_stored.set()
+        self._run.tell_stored()
 
 
 def lose(run: Run, error: Exception) -> None:

@@ -5,10 +5,11 @@ called, `add_text` refuses, from any caller.
 """
 
 import asyncio
+import contextlib
 import functools
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -143,7 +144,7 @@ class Run:
         self.stop_is_stored = False  # then not even this worker's death can undo the stop
         self._when_stop_is_stored: list[Callable[[], None]] = []
         self.consent_waits: set[asyncio.Event] = set()  # of calls, for a user's word
-        self.has_stored = asyncio.Event()  # something, since somebody waited
+        self._hearers: list[Callable[[], None]] = []  # of what the store has of it
         self.promoted = asyncio.Event()  # its turn has come among the session's responses
         self.has_spoken = asyncio.Event()  # there is text, or an end: what can wait may follow
         self.done = asyncio.Event()  # `response.done` was published
@@ -404,9 +405,27 @@ class Run:
 
     async def until_stored(self, number: int) -> None:
         """Return when the store has that entry."""
-        while self.num_stored < number:
-            self.has_stored.clear()
-            await self.has_stored.wait()
+        stored = asyncio.Event()
+        with self.telling(stored.set):
+            while self.num_stored < number:
+                stored.clear()
+                await stored.wait()
+
+    @contextlib.contextmanager
+    def telling(self, hear: Callable[[], None]) -> Iterator[None]:
+        """In the block `hear` is called as soon as the store has more of it, and at the end of all
+        that this worker stores. It must not raise.
+        """
+        self._hearers.append(hear)
+        try:
+            yield
+        finally:
+            self._hearers.remove(hear)
+
+    def tell_stored(self) -> None:
+        """That moment has come."""
+        for hear in [*self._hearers]:
+            hear()
 
     def note_published(self, end: End) -> None:
         """`response.done` has told the viewers of this end."""

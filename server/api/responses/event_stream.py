@@ -12,6 +12,7 @@ from server.api.responses.answer.teller import AnswerEvent
 from server.api.responses.stored import StoredAnswer
 from server.api.rest.event_stream import HttpViewer
 from server.api.rest.operation import ApiContext, Call
+from server.commands.doors.straight import Straight
 from server.protocol.errors import ApiError
 from server.protocol.store_errors import translate_store_errors
 
@@ -30,27 +31,47 @@ def stream(context: ApiContext, call: Call, answer: StoredAnswer, after: int = -
     with_leave.callback(context.streams.discard, viewer)
     with_leave.enter_context(services.identities.holding(call.user, viewer.put_error))
     body = StreamBody(call.request.scope)
-    return TokenStream(_chunks(viewer, answer, after), body, with_leave.aclose)
+    events = _Telling(viewer, body, after).chunks(answer)
+    return TokenStream(events, body, with_leave.aclose)
 
 
-async def _chunks(
-    viewer: HttpViewer, answer: StoredAnswer, after: int
-) -> AsyncGenerator[bytes, None]:
-    last = after
-    try:
-        with translate_store_errors():
-            async with aclosing(answer.events()) as events:
-                async for told in events:
-                    new = [each for each in told if each.sequence_number > after]
-                    if viewer.refusal is not None:
-                        raise viewer.refusal
-                    if viewer.is_closing:
-                        return  # the worker restarts: the client comes again with its last number
-                    if new:
-                        last = new[-1].sequence_number
-                        yield encode(new)
-    except ApiError as error:
-        yield encode([error_event(error, last + 1)])
+class _Telling:
+    """One client's way through the events of an answer, from after that number on."""
+
+    def __init__(self, viewer: HttpViewer, body: StreamBody, after: int) -> None:
+        self._viewer = viewer
+        self._body = body
+        self._last = after
+        self._straight = Straight(self._is_open, self._write)
+
+    async def chunks(self, answer: StoredAnswer) -> AsyncGenerator[bytes, None]:
+        """What does not go straight into the body."""
+        try:
+            with translate_store_errors():
+                async with aclosing(answer.events(self._straight)) as events:
+                    async for told in events:
+                        if self._viewer.refusal is not None:
+                            raise self._viewer.refusal
+                        if self._viewer.is_closing:
+                            return  # the worker restarts: the client comes with its last number
+                        if new := self._new(told):
+                            yield encode(new)
+        except ApiError as error:
+            yield encode([error_event(error, self._last + 1)])
+
+    def _is_open(self) -> bool:
+        viewer = self._viewer
+        return viewer.refusal is None and not viewer.is_closing and self._body.is_open()
+
+    def _write(self, told: Sequence[AnswerEvent]) -> None:
+        if new := self._new(told):
+            self._body.write(encode(new))
+
+    def _new(self, told: Sequence[AnswerEvent]) -> Sequence[AnswerEvent]:
+        new = [each for each in told if each.sequence_number > self._last]
+        if new:
+            self._last = new[-1].sequence_number
+        return new
 
 
 def encode(told: Sequence[AnswerEvent]) -> bytes:

@@ -9,6 +9,7 @@ from server.api.responses.answer.rebuilt import rebuilt
 from server.api.responses.answer.response_object import Outcome
 from server.api.responses.answer.teller import AnswerEvent
 from server.commands.doors.entries import StoredEntries
+from server.commands.doors.straight import Straight
 from server.commands.services import Services
 from sessions.model.errors import MessageNotFound, ResponseNotFound, SessionNotFound
 from sessions.model.events import Event, ObjectEvent
@@ -38,26 +39,30 @@ class StoredAnswer:
         """The object, as far as `events` were read."""
         return self._answer.response()
 
-    async def events(self) -> AsyncGenerator[Sequence[AnswerEvent], None]:
-        """All that is told of it, some at a time and sometimes none, until its end.
+    async def events(
+        self, straight: Straight[AnswerEvent] | None = None
+    ) -> AsyncGenerator[Sequence[AnswerEvent], None]:
+        """All that is told of it and does not go straight, some at a time and sometimes none, until
+        its end.
 
         Raises `ResponseNotFound` if it is deleted meanwhile.
         """
-        told = self._answer.begin()
-        number = told[-1].sequence_number
-        yield told
-        entries = StoredEntries(self._services, self._uid, self.kept.response_id)
+        yield self._answer.begin()
+        to_entries = None if straight is None else straight.after(self._take)
+        entries = StoredEntries(self._services, self._uid, self.kept.response_id, to_entries)
         try:
             with contextlib.suppress(ResponseNotFound):  # its log is gone: there is its message
                 async for batch in entries.batches():
-                    told = [each for event in batch for each in self._answer.take(event)]
-                    number = told[-1].sequence_number if told else number
-                    yield told
+                    yield self._take(batch)
         finally:
             await entries.close()
         if not self._answer.is_over:
+            num_told = self._answer.num_told
             self._answer, told = await self._rebuilt()
-            yield [each for each in told if each.sequence_number > number]
+            yield told[num_told:]
+
+    def _take(self, batch: Sequence[Event]) -> list[AnswerEvent]:
+        return [each for event in batch for each in self._answer.take(event)]
 
     async def now(self) -> dict[str, Any]:
         """The object as it is now. Raises `ResponseNotFound`."""

@@ -2,7 +2,8 @@
 
 What a viewer of `chat.v1` is shown may have to be taken back when a worker dies; who can take
 nothing back reads here. Where the answer is this worker's, entries come from its memory, as soon as
-the store has them. Elsewhere they are read from the log, whenever its owner has published more.
+the store has them: straight to who reads, in the call that hears of it, while nothing waits there.
+Elsewhere they are read from the log, whenever its owner has published more.
 """
 
 import asyncio
@@ -10,6 +11,7 @@ import contextlib
 from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
+from server.commands.doors.straight import Straight, closed
 from server.commands.services import Services
 from server.live.outbox import Outbox
 from server.live.response_log import ResponseLog, is_done
@@ -28,17 +30,24 @@ AWAY_SECONDS = 0.2  # while the store is away
 class StoredEntries:
     """`batches` are read once; `close` afterwards."""
 
-    def __init__(self, services: Services, uid: str, response_id: str) -> None:
+    def __init__(
+        self,
+        services: Services,
+        uid: str,
+        response_id: str,
+        straight: Straight[Event] | None = None,
+    ) -> None:
         self._services = services
         self._store = services.store
         self._uid = uid
         self._id = response_id
         self._num_read = 0
         self._listener: _Listener | None = None
-        self._is_closed = asyncio.Event()
+        self._straight = straight or closed()
 
     async def batches(self) -> AsyncGenerator[Sequence[Event], None]:
-        """All entries, some at a time and now and then none, until the end of the answer.
+        """All entries that do not go straight, some at a time and now and then none, until the end
+        of the answer.
 
         It stops without an end if the log is gone. Raises `ResponseNotFound`.
         """
@@ -54,7 +63,7 @@ class StoredEntries:
                 if is_done(events[-1]):
                     return
             elif run is not None and is_here:
-                if not await _is_set(run.has_stored):
+                if not await self._has_more(run):
                     yield ()
             elif self._listener is not None and not await _is_set(self._listener.has_heard):
                 yield ()
@@ -66,12 +75,40 @@ class StoredEntries:
 
     def _take(self, run: Run) -> Sequence[Event]:
         """What the store has of an answer of this worker, and was not read yet."""
-        run.has_stored.clear()
         is_settled = run.settled.is_set() and run.state is RunState.ENDED
         until = len(run.events) if is_settled else run.num_stored
         if run.settled.is_set() and not is_settled:
             return ()
         return run.events[self._num_read : until]
+
+    async def _has_more(self, run: Run) -> bool:
+        """Whether there soon is something of it that does not go straight."""
+        more: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def hear() -> None:
+            try:
+                if not more.done() and not self._go_straight(run):
+                    more.set_result(None)
+            except Exception as error:  # it is this reader's, and none of the answer's
+                more.set_exception(error)
+
+        with run.telling(hear):
+            await asyncio.wait([more], timeout=POLL_SECONDS)
+        if not more.done():
+            return False
+        more.result()  # raises what was wrong
+        return True
+
+    def _go_straight(self, run: Run) -> bool:
+        """Hand on what is new at once, if that can be; the end is for who waits."""
+        if run.is_elsewhere or not self._straight.is_open():
+            return False
+        events = self._take(run)
+        if not events or is_done(events[-1]):
+            return False
+        self._num_read += len(events)
+        self._straight.put(events)
+        return True
 
     async def _read(self) -> Sequence[Event] | None:
         """The same of one of another worker, or of one that has ended; None if the log is gone."""

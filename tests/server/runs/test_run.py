@@ -354,3 +354,13 @@ def test_the_log_is_text_events_at_their_offsets(run: Run) -> None:
     texts = [event for event in run.events if isinstance(event, TextEvent)]
     assert texts == [TextEvent(0, "a"), TextEvent(1, "b")]
     assert run.text(until=3) == "a"
+
+
+def test_who_hears_of_what_is_stored_hears_no_more_when_it_is_done(run: Run) -> None:
+    heard: list[str] = []
+    with run.telling(lambda: heard.append("a")):
+        with run.telling(lambda: heard.append("b")):
+            run.tell_stored()
+        run.tell_stored()
+    run.tell_stored()
+    assert heard == ["a", "b", "a"]

@@ -70,6 +70,11 @@ class AnswerEvents:
     def is_over(self) -> bool:
         return self.outcome is not None
 
+    @property
+    def num_told(self) -> int:
+        """So many events were given."""
+        return self._teller.num_told
+
     def response(self) -> dict[str, Any]:
         """The object as it is now."""
         return response_object(self._asked, self.output(), self.outcome)

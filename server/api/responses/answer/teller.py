@@ -29,6 +29,11 @@ class Teller:
         self._number = 0
         self._told: list[AnswerEvent] = []
 
+    @property
+    def num_told(self) -> int:
+        """So far: the number of the next event."""
+        return self._number
+
     def take(self) -> list[AnswerEvent]:
         """What was told since the last time."""
         told, self._told = self._told, []

@@ -2,10 +2,13 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
+from itertools import cycle
 
 import pytest
 
 from server.commands.doors.entries import StoredEntries
+from server.commands.doors.straight import Straight
+from server.live.response_log import is_done
 from server.worker.app import Worker
 from sessions.connection.embedded import EmbeddedRedis
 from sessions.model.errors import ResponseNotFound
@@ -32,8 +35,14 @@ class House:
         answer = await Http(self.workers[0], "POST", path, body=body, headers=more).body()
         return str(answer["id"])
 
-    def reading(self, response_id: str, worker: int, uid: str = "local") -> StoredEntries:
-        return StoredEntries(self.workers[worker].services, uid, response_id)
+    def reading(
+        self,
+        response_id: str,
+        worker: int,
+        uid: str = "local",
+        straight: Straight[Event] | None = None,
+    ) -> StoredEntries:
+        return StoredEntries(self.workers[worker].services, uid, response_id, straight)
 
 
 @pytest.fixture
@@ -44,8 +53,8 @@ async def house(redis_server: EmbeddedRedis) -> AsyncIterator[House]:
         yield House(workers, engine)
 
 
-async def read(entries: StoredEntries) -> list[Event]:
-    found: list[Event] = []
+async def read(entries: StoredEntries, found: list[Event] | None = None) -> list[Event]:
+    found = [] if found is None else found
     async with asyncio.timeout(PATIENCE):
         async for batch in entries.batches():
             found += batch
@@ -84,6 +93,55 @@ async def test_what_the_store_does_not_have_is_not_read(house: House) -> None:
             num_read += len(batch)
             assert num_read <= run.num_stored or run.settled.is_set()
     await entries.close()
+
+
+async def test_what_is_new_goes_straight_to_a_reader_that_takes_it_but_for_the_end(
+    house: House,
+) -> None:
+    response_id = await house.begin(200)
+    found: list[Event] = []
+    straight: list[Event] = []
+
+    def put(events: Sequence[Event]) -> None:
+        found.extend(events)
+        straight.extend(events)
+
+    await read(house.reading(response_id, 0, straight=Straight(lambda: True, put)), found)
+    stored = await house.workers[0].store.runs.events(response_id)
+    assert found == [event for _, event in stored]
+    assert straight and not is_done(straight[-1])
+
+
+async def test_a_reader_that_takes_nothing_now_and_then_gets_every_entry_once_and_in_order(
+    house: House,
+) -> None:
+    response_id = await house.begin(200)
+    found: list[Event] = []
+    is_open = cycle([True, False])
+    straight = Straight(lambda: next(is_open), found.extend)
+    await read(house.reading(response_id, 0, straight=straight), found)
+    stored = await house.workers[0].store.runs.events(response_id)
+    assert found == [event for _, event in stored]
+
+
+async def test_of_an_answer_elsewhere_nothing_goes_straight(house: House) -> None:
+    response_id = await house.begin()
+    straight: list[Event] = []
+    way = Straight(lambda: True, straight.extend)
+    assert text_of(await read(house.reading(response_id, 1, straight=way))) == oracle_answer(1, 30)
+    assert not straight
+
+
+async def test_what_is_wrong_with_one_reader_is_no_other_ones(house: House) -> None:
+    response_id = await house.begin(200)
+
+    def fail(events: Sequence[Event]) -> None:
+        raise ZeroDivisionError
+
+    other = asyncio.create_task(read(house.reading(response_id, 0)))
+    with pytest.raises(ZeroDivisionError):
+        await read(house.reading(response_id, 0, straight=Straight(lambda: True, fail)))
+    assert text_of(await other) == oracle_answer(1, 200)
 
 
 @pytest.mark.parametrize("worker", [0, 1])
