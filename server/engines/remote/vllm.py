@@ -44,6 +44,9 @@ SUPPORTED = (
 MAX_SEED = 1 << 63
 REASONS = ("stop", "length", "abort", "repetition")
 SERVER_ERROR = 500
+OWN_GRAMMAR = "%llguidance"  # how the form of a call begins, which not all its libraries read
+GUIDANCE = "--structured-outputs-config.backend guidance"  # which does
+CORE = "EngineCore"  # in what it says when that has died
 LOAD_SECONDS = 3.0  # between two looks at its metrics, which take it some milliseconds to write
 NUMBER = rb"([0-9.eE+-]+)$"
 RUNNING = re.compile(rb"^vllm:num_requests_running\{[^}]*\} " + NUMBER, re.M)
@@ -122,7 +125,11 @@ class VLLM:
         return None  # its stream leaves nothing out
 
     def reader(self, request: AddRequest) -> Reader:
-        return VLLMReader(has_logprobs=request.params.logprobs is not None)
+        form = request.params.structured_outputs
+        return VLLMReader(
+            has_logprobs=request.params.logprobs is not None,
+            has_own_grammar=form is not None and (form.grammar or "").startswith(OWN_GRAMMAR),
+        )
 
     def abort(self, name: str) -> Call | None:
         if not (name and self._has_token_route):
@@ -235,8 +242,9 @@ _decode = msgspec.json.Decoder(_Event).decode
 class VLLMReader:
     """Reads the events of one stream. The last token waits for the usage, which follows it."""
 
-    def __init__(self, *, has_logprobs: bool) -> None:
+    def __init__(self, *, has_logprobs: bool, has_own_grammar: bool = False) -> None:
         self._has_logprobs = has_logprobs
+        self._has_own_grammar = has_own_grammar
         self._num_seen = 0  # tokens
         self._last: Step | None = None
 
@@ -246,7 +254,7 @@ class VLLMReader:
         except msgspec.DecodeError:  # also what `ValidationError` derives from
             raise Broken("an event that is none of vLLM's") from None
         if content.error is not None:
-            raise _failure(content.error)
+            raise self._failure(content.error)
         if not content.choices:
             return self._end(content.usage)
         choice = content.choices[0]
@@ -270,18 +278,19 @@ class VLLMReader:
         self._last = step
         return None
 
+    def _failure(self, error: _Error) -> BadStatus | Broken:
+        """It says so in a reply that has begun well: its own status is what counts."""
+        if error.code < SERVER_ERROR:
+            return BadStatus(error.code, error.message)
+        if self._has_own_grammar and not self._num_seen and CORE not in error.message:
+            return BadStatus(400, f"it takes calls of tools as a form with {GUIDANCE} only")
+        return Broken(f"it has failed: {error.message}")
+
     def _end(self, usage: _Usage | None) -> Step | None:
         last, self._last = self._last, None
         if last is not None and usage is not None and usage.prompt_tokens_details is not None:
             last.num_cached_tokens = usage.prompt_tokens_details.cached_tokens or 0
         return last
-
-
-def _failure(error: _Error) -> BadStatus | Broken:
-    """It says so in a reply that has begun well: with a status of its own, which is what counts."""
-    if error.code >= SERVER_ERROR:
-        return Broken(f"it has failed: {error.message}")
-    return BadStatus(error.code, error.message)
 
 
 def _entries(choice: _Choice) -> list[list[tuple[int, float, int]]]:

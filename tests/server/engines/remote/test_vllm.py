@@ -281,6 +281,24 @@ def test_a_core_that_dies_amid_an_answer_breaks_the_reply_only() -> None:
         read(SCALED["core killed"])
 
 
+def test_a_form_of_calls_that_it_cannot_read_is_refused_with_the_way_out(
+    tokenizer: Tokenizer,
+) -> None:
+    """Of xgrammar, its first choice, it says only that something is wrong with the server."""
+    failed = b'{"error": {"message": "Internal server error", "code": 500}}'
+    died = b'{"error": {"message": "EngineCore encountered an issue.", "code": 500}}'
+    calls = StructuredOutputsParams(grammar='%llguidance {}\nstart: "a"')
+    for form, event, problem in (
+        (calls, failed, BadStatus),
+        (calls, died, Broken),
+        (StructuredOutputsParams(grammar='start: "a"'), failed, Broken),
+    ):
+        reader = joined(tokenizer).reader(request([5], structured_outputs=form))
+        with pytest.raises(problem) as refused:
+            reader.read(event)
+        assert ("backend guidance" in str(refused.value)) == (problem is BadStatus)
+
+
 def test_an_aborted_answer_ends_as_aborted() -> None:
     assert [step.finish_reason for step in read(SCALED["aborted"])][-1] == "abort"
 
