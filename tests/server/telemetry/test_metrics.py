@@ -8,6 +8,8 @@ import pytest
 
 from engine.core.metrics import CoreMetrics
 from server.config.models import ModelState, ModelStatus
+from server.engines.placement.figures import EngineFigures
+from server.telemetry.engine_figures import EnginesCollector
 from server.telemetry.metrics import Metrics, SpanCollector, StoreCollector
 from tests.engine.helpers.fakes import make_scheduler
 from tests.helpers.root import ROOT
@@ -98,6 +100,19 @@ def test_workers_do_not_share_figures() -> None:
 def exported() -> dict[str, str]:
     """Every name that a worker of two models, and with tracing, exports, with its type."""
     metrics = Metrics()
+    engine = EngineFigures(
+        "e",
+        "native",
+        None,
+        1.0,
+        "ready",
+        is_draining=False,
+        num_running=0,
+        num_waiting=0,
+        num_blocks=0,
+        num_blocks_free=0,
+    )
+    metrics.registry.register(EnginesCollector(lambda: {"a": [engine]}))
     metrics.models.statuses = [ModelStatus(name=name, kind="native") for name in ("a", "b")]
     metrics.models.cores = {"a": CoreMetrics("a", "cpu").snapshot(make_scheduler())}
     metrics.registry.register(StoreCollector(lambda: 0))
