@@ -32,6 +32,7 @@ PARTS = {
     "end_to_end/faults/test_topologies.py": "outages",
     "end_to_end/redis/test_redis_": "outages",
     "deployment/": "outages",
+    "end_to_end/engine/test_engine_group.py": "outages",
     "end_to_end/engine/test_response_deaths.py": "responses",
     "end_to_end/sdks/": "clients",
     "end_to_end/engine/test_call_deaths.py": "forms",

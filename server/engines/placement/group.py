@@ -168,8 +168,9 @@ class EngineGroup:
 
     @property
     def core_state(self) -> CoreState:
-        """Of the best of them: it answers as long as one of them does."""
-        states = {member.engine.core_state for member in self.members}
+        """Of the best of those that take new answers: they come as long as one of them does."""
+        taking = [member for member in self.members if not member.status.is_draining]
+        states = {member.engine.core_state for member in taking or self.members}
         order = (CoreState.READY, CoreState.STALLED, CoreState.CONNECTING, CoreState.DEAD)
         return next((state for state in order if state in states), CoreState.CONNECTING)
 

@@ -73,11 +73,18 @@ def sum_of(metrics: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 def _joined(name: str, before: Any, value: Any) -> Any:
     if isinstance(before, Mapping) and isinstance(value, Mapping):
-        pairs = zip(before["buckets"], value["buckets"], strict=True)
-        buckets = [(le, count + more) for (le, count), (_, more) in pairs]
-        return {**before, "buckets": buckets, "sum": before["sum"] + value["sum"]}
+        return _joined_histogram(before, value)
     if name in WORST:
         return WORST[name](before, value)
     if isinstance(before, int | float) and isinstance(value, int | float):
         return before + value
     return before
+
+
+def _joined_histogram(before: Mapping[str, Any], value: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Of engines that count alike; else it is the first one's."""
+    pairs = list(zip(before["buckets"], value["buckets"], strict=False))
+    if len(before["buckets"]) != len(value["buckets"]) or any(a[0] != b[0] for a, b in pairs):
+        return before
+    sums = {name: before[name] + value[name] for name in ("sum", "count")}
+    return {**sums, "buckets": [(le, count + more) for (le, count), (_, more) in pairs]}
