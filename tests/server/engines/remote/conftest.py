@@ -1,5 +1,6 @@
 """Engines at an address for the tests here, joined by a link as a worker joins them."""
 
+import asyncio
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -50,6 +51,11 @@ class Joined:
     link: RemoteLink
     stand_in: Any
     states: list[tuple[CoreState, str]] = field(default_factory=list)
+    moments: list[float] = field(default_factory=list)  # of these, by the event loop's clock
+
+    def take_state(self, state: CoreState, reason: str) -> None:
+        self.states.append((state, reason))
+        self.moments.append(asyncio.get_running_loop().time())
 
     async def add(self, name: str = "r", **options: Any) -> RequestOutputCollector:
         params = options.pop("params", None) or asked()
@@ -121,14 +127,13 @@ async def join(checkpoint: Checkpoint) -> AsyncIterator[Join]:
             served_model_name="demo",
             patience=patience,
         )
-        states: list[tuple[CoreState, str]] = []
         engine = AsyncLLM.connect(
             link,
             model=str(checkpoint.folder),
             tokenizer=checkpoint.tokenizer,
-            on_core_state=lambda *state: states.append(state),
+            on_core_state=lambda *state: joined[-1].take_state(*state),
         )
-        joined.append(Joined(engine, link, stand_in, states))
+        joined.append(Joined(engine, link, stand_in))
         if is_there:
             await engine.wait_ready(PATIENCE)
         return joined[-1]

@@ -296,6 +296,7 @@ class SGLangStandIn(StandIn):
         super().__init__()
         self.is_incremental = is_incremental
         self.refuses_aborts = False
+        self.ignores_aborts = False  # it says that it knows, and goes on
         self.aborted: set[str] = set()
 
     def routes(self) -> dict[str, Callable[[Any], Any]]:
@@ -314,7 +315,8 @@ class SGLangStandIn(StandIn):
         """It takes a name for the beginning of names."""
         if self.refuses_aborts:
             return 500
-        self.aborted.add(body["rid"])
+        if not self.ignores_aborts:
+            self.aborted.add(body["rid"])
         if self.pace is not None:
             self.let(self.num_open)  # they come round, and see it
         return ""

@@ -1,6 +1,7 @@
 """What an engine at an address may do to an answer: nothing that was shown ever changes."""
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +10,12 @@ import pytest
 from engine import CoreState, EngineDeadError, EngineGenerateError, Exactness
 from engine.errors import QueueOverflowError, RetryableRequestError, ValidationError
 from server.engines.client import CANNOT_CONTINUE, StructuredOutputsParams
+from server.engines.remote import link as link_module
 from server.engines.remote.answer import MAX_TRIES_IN_VAIN
 from server.engines.remote.link import MAX_FAILURES, Patience
 from server.engines.remote.wire.address import RemoteAddress
 from tests.helpers.patience import PATIENCE
-from tests.server.engines.remote.conftest import PROMPT, Join, Joined, asked, read
+from tests.server.engines.remote.conftest import PROMPT, QUICK, Join, Joined, asked, read
 from tests.server.engines.remote.stand_in import (
     END_ID,
     LlamaCppStandIn,
@@ -210,8 +212,10 @@ async def test_an_answer_of_which_nothing_comes_is_asked_for_again(
 
 
 async def test_an_engine_that_lives_and_answers_nothing_is_left_alone_for_a_while(
-    remote: Joined,
+    stand_in: StandIn, join: Join
 ) -> None:
+    await stand_in.start()
+    remote = await join(stand_in, patience=replace(QUICK, breaker=0.3))
     remote.stand_in.faults.extend(["500"] * MAX_FAILURES)
     for number in range(MAX_FAILURES):
         if remote.engine.core_state is CoreState.DEAD:
@@ -220,6 +224,7 @@ async def test_an_engine_that_lives_and_answers_nothing_is_left_alone_for_a_whil
     await settle(lambda: CoreState.DEAD in [state for state, _ in remote.states])
     assert "tries in a row have failed" in remote.states[1][1]
     await remote.engine.wait_ready(PATIENCE)
+    assert remote.moments[2] - remote.moments[1] > 0.2
     assert (await remote.ask("after")).token_ids == WHOLE
 
 
@@ -275,6 +280,30 @@ async def test_a_stop_that_the_engine_refuses_ends_the_answer_here_unconfirmed(j
     assert (answer.reason, answer.is_confirmed) == ("abort", False)
     stand_in.let(100)
     await settle(lambda: stand_in.num_open == 0)  # by a connection that was closed
+
+
+async def test_a_stop_that_the_engine_does_not_carry_out_is_not_confirmed(
+    join: Join, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(link_module, "ABORT_CONFIRM_SECONDS", 0.05)
+    stand_in = SGLangStandIn()
+    stand_in.ignores_aborts = True
+    stand_in.pace = asyncio.Semaphore(3)
+    await stand_in.start()
+    joined = await join(stand_in)
+    stream = await joined.add()
+    await settle(lambda: stand_in.num_open == 1 and stand_in.pace.locked())
+    await joined.engine.abort("r")
+    answer = await read(stream)
+    assert (answer.reason, answer.is_confirmed) == ("abort", False)
+
+
+async def test_an_engine_that_would_go_on_after_the_end_is_told(join: Join) -> None:
+    stand_in = SGLangStandIn()
+    stand_in.script = [*WHOLE[:3], END_ID, *WHOLE]
+    await stand_in.start()
+    await (await join(stand_in)).ask()
+    await settle(lambda: stand_in.aborted == {stand_in.asked[0]["rid"]})
 
 
 async def test_a_stop_before_the_engine_was_asked_is_confirmed_at_once(join: Join) -> None:
