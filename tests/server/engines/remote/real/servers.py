@@ -72,12 +72,15 @@ class RealServer(ABC):
                 start_new_session=True,
             )
 
+    @property
+    def is_running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
     async def serve(self) -> None:
         """Return when it takes requests."""
         async with asyncio.timeout(START_SECONDS), httpx2.AsyncClient() as http:
             while True:
-                assert self._process is not None
-                if self._process.poll() is not None:
+                if not self.is_running:
                     pytest.fail(f"{self.kind} ended: {reason(self._log.read_text())}")
                 with contextlib.suppress(httpx2.HTTPError):
                     if (await http.get(self._url("/health"), timeout=5)).status_code == 200:
@@ -228,8 +231,14 @@ class Pair:
         self._turns: Iterator[RealServer] = itertools.cycle(servers)
         self.serving = next(self._turns)
 
+    @property
+    def kind(self) -> str:
+        return self.serving.kind
+
     async def begin(self) -> None:
-        self.serving.start()
+        if not self.serving.is_running:
+            self.serving.end()
+            self.serving.start()
         await self.serving.serve()
         self._relay.point_at(self.serving.port)
 
