@@ -45,6 +45,7 @@ class Engine(IdleEngine):
         super().__init__()
         self._outputs: asyncio.Queue[RequestOutput | Exception] = asyncio.Queue()
         self.prompts: list[Any] = []
+        self.sessions: list[str | None] = []
         self.ready = asyncio.Event()
         self.ready.set()
 
@@ -65,11 +66,14 @@ class Engine(IdleEngine):
         prompt: TokensPrompt,
         sampling_params: SamplingParams,
         request_id: str,
+        *,
+        session_id: str | None = None,
         **_: object,
     ) -> AsyncGenerator[RequestOutput, None]:
         if not self.is_ready:
             raise RetryableRequestError("no core")
         self.prompts.append(prompt)
+        self.sessions.append(session_id)
         finished = False
         while not finished:
             said = await self._outputs.get()

@@ -106,6 +106,7 @@ class ScriptedEngine(IdleEngine):
         self._dice = dice
         self.requests: defaultdict[str, Request] = defaultdict(Request)
         self.num_requests = 0
+        self.sessions: list[str | None] = []
         self.was_asked = asyncio.Event()
         self.num_running = 0
 
@@ -147,8 +148,10 @@ class ScriptedEngine(IdleEngine):
         *,
         on_progress: Callable[[RequestProgress], None] | None = None,
         resume_token_ids: Sequence[int] = (),
+        session_id: str | None = None,
         **_: object,
     ) -> AsyncGenerator[RequestOutput, None]:
+        self.sessions.append(session_id)
         request, dice = self.requests[request_id], self._dice
         tell_progress = on_progress or (lambda _: None)
         self.num_requests += 1

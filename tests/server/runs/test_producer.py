@@ -48,6 +48,12 @@ async def test_the_first_token_counts_for_the_model_of_the_answer(answering: Ans
     assert count in answering.metrics.render()
 
 
+async def test_the_engine_hears_of_which_session_an_answer_is(answering: Answering) -> None:
+    answering.engine.say(output(answering.rid, "one", "stop"))
+    await answering.start()
+    assert answering.engine.sessions == [answering.chat.session_id]
+
+
 async def test_a_stop_keeps_what_was_shown_and_discards_what_comes(answering: Answering) -> None:
     producing = answering.start()
     answering.engine.say(output(answering.rid, "kept "))

@@ -29,13 +29,13 @@ class House:
     def __init__(self, worker: Worker, engine: ScriptedEngine) -> None:
         self.worker, self.engine = worker, engine
 
-    def ask(self, **fields: Any) -> Http:
+    def ask(self, headers: dict[str, str] | None = None, **fields: Any) -> Http:
         body = {
             "model": "oracle",
             "messages": [{"role": "user", "content": oracle_word(1)}],
             "max_tokens": 4,
         }
-        return Http(self.worker, "POST", ROUTE, body=body | fields)
+        return Http(self.worker, "POST", ROUTE, body=body | fields, headers=headers)
 
     async def asked(self) -> Asked:
         """The one request at the engine, when it has come."""
@@ -89,6 +89,19 @@ async def test_an_answer_goes_on_after_what_its_last_message_says(house: House) 
     ]
     answer = await house.ask(messages=said, continue_final_message=True, max_tokens=2).body()
     assert answer["choices"][0]["message"]["content"] == oracle_answer(3, 2)
+
+
+async def test_calls_of_one_conversation_are_the_engines_as_one(house: House) -> None:
+    """Whichever way the client has to name it; and nobody else's are among them."""
+    await house.ask(prompt_cache_key="holidays").body()
+    for header in ("X-OpenWebUI-Chat-Id", "X-Conversation-Id"):
+        await house.ask(headers={header.lower(): "holidays"}).body()
+    await house.ask(prompt_cache_key="work").body()
+    await house.ask().body()
+    first, *same, other, none = house.engine.sessions
+    assert first is not None and same == [first, first] and none is None
+    assert first.endswith("/holidays") and first != "/holidays"
+    assert other == first.replace("holidays", "work")
 
 
 async def test_nothing_of_it_is_stored(house: House) -> None:
