@@ -25,7 +25,7 @@ from server.config.engines import parse_engines
 from server.config.settings import Settings, read_or_create_secret
 from server.config.worker import SharedConfig, WorkerSettings
 from server.engines.client import ValidationError
-from server.engines.kinds import KINDS, chosen_entry
+from server.engines.kinds import chosen_entry, chosen_kind
 from server.engines.managed import EngineSetupError, ManagedEngine
 from server.engines.tracing import check_endpoint
 from server.supervisor.models import ModelKeepers
@@ -106,7 +106,7 @@ class Supervisor:
         models = self._models = ModelKeepers(
             self._settings,
             entry,
-            KINDS[entry.kind],
+            chosen_kind(self._settings),
             wake=lambda: self._wake(b"c"),
             on_change=self._tell_models,
         )

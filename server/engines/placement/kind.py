@@ -20,10 +20,14 @@ TEXT_KINDS = ("openai",)  # which know no token ids
 
 
 class GroupKind:
-    """`kinds` are those of the engines in it, by name."""
+    """`kinds` are those of the engines in it, by name; `lead` is that of the first of them."""
 
-    def __init__(self, kinds: "Mapping[str, EngineKind]") -> None:
-        self._kinds = kinds
+    def __init__(self, kinds: "Mapping[str, EngineKind]", lead: str = NATIVE) -> None:
+        self._kinds, self._lead = kinds, lead
+
+    def led_by(self, lead: str) -> "GroupKind":
+        """Of engines of which the first is of this kind."""
+        return GroupKind(self._kinds, lead)
 
     def manage(
         self,
@@ -73,13 +77,14 @@ class GroupKind:
         return found
 
     def name_of(self, model: "ModelSource") -> str:
-        return self._kinds[NATIVE].name_of(model)
+        return self._kinds[self._lead].name_of(model)
 
     def is_here(self, model: "ModelSource") -> bool:
-        return self._kinds[NATIVE].is_here(model)
+        return self._kinds[self._lead].is_here(model)
 
     def free_bytes(self, settings: "Settings") -> int | None:
-        return self._kinds[NATIVE].free_bytes(settings)
+        are_ours = any(entry.kind == NATIVE for entry in settings.engine_entries)
+        return self._kinds[NATIVE if are_ours else self._lead].free_bytes(settings)
 
     def connect(
         self,

@@ -273,12 +273,35 @@ def test_engines_that_cannot_stand_for_each_other_are_refused_in_one_line(
             GroupKind(known).entries_of(settings, model)
 
 
-def test_a_core_that_is_alone_is_no_group_and_everything_else_is_one() -> None:
+def test_an_engine_that_is_alone_is_no_group_and_several_are_one() -> None:
     def kind_of(**flags: Any) -> str:
         return chosen_entry(load_settings(flags, {})).kind
 
     assert kind_of() == kind_of(engines="native") == "native"
-    assert kind_of(engines="native*1") == kind_of(engines="vllm=http://x") == "group"
+    assert kind_of(engines="vllm=http://x") == "vllm"
+    assert kind_of(engines="vllm=http://x", model="a b") == "group"
+    for engines in ("native*1", "native;name=a", "native*2", "vllm=http://x native"):
+        assert kind_of(engines=engines) == "group"
+
+
+def test_a_group_has_names_of_models_as_its_first_engine_has() -> None:
+    class Other(Kind):
+        def name_of(self, model: ModelSource) -> str:
+            return f"other {model.source}"
+
+        def free_bytes(self, settings: Settings) -> int | None:
+            return None
+
+    class Ours(Kind):
+        def free_bytes(self, settings: Settings) -> int | None:
+            return 7
+
+    known: Any = {"native": Ours(), "vllm": Other()}
+    mixed = load_settings({"engines": "vllm=http://x native", "model": "m"}, {})
+    remote = load_settings({"engines": "vllm=http://x vllm=http://y", "model": "m"}, {})
+    group = GroupKind(known).led_by("vllm")
+    assert group.name_of(mixed.models[0]) == "other m"
+    assert (group.free_bytes(mixed), group.free_bytes(remote)) == (7, None)
 
 
 def test_a_kind_that_is_not_built_in_is_refused_in_one_line(
