@@ -314,6 +314,8 @@ class RemoteLink:
                 return
             try:
                 is_gap = await self._try(answer, is_gap=is_gap)
+                if is_gap and answer.is_held_to_form and answer.rest.resume_token_ids:
+                    self._refuse_to_continue(answer)
                 continue
             except BadStatus as problem:
                 if problem.is_busy and num_busy < MAX_BUSY_TRIES:

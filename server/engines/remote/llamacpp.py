@@ -39,6 +39,7 @@ SUPPORTED = (
 MAX_SEED = (1 << 32) - 1  # which is none: it draws one then
 REASONS = {"eos": "stop", "limit": "length", "word": "stop", "none": "abort"}
 RULE = "::="  # of a grammar in GBNF; others are in Lark's way to write it
+MAX_WAYS = 100  # of writing some bytes, that are looked at
 MAX_MISSING_BYTES = 24  # of the tokens that a stream left out: else they are asked for again
 
 
@@ -107,7 +108,9 @@ class LlamaCpp:
         return self._call(request, num_tokens, is_stream=False)
 
     def reader(self, request: AddRequest) -> Reader:
-        return LlamaCppReader(self._tokenizer, request.params.logprobs)
+        params = request.params
+        is_held = params.structured_outputs is not None
+        return LlamaCppReader(self._tokenizer, params.logprobs, is_held_to_form=is_held)
 
     def abort(self, name: str) -> Call | None:
         return None  # it looks once a second whether somebody still listens
@@ -150,9 +153,16 @@ class LlamaCpp:
 
 
 class LlamaCppReader:
-    """Reads the events of one stream, or a whole reply as one event."""
+    """Reads the events of one stream, or a whole reply as one event.
 
-    def __init__(self, tokenizer: "Tokenizer", num_logprobs: int | None) -> None:
+    An answer that is held to a form cannot be asked for again from its middle. There tokens that
+    were left out are any that write the same text: the usual ones, if they do.
+    """
+
+    def __init__(
+        self, tokenizer: "Tokenizer", num_logprobs: int | None, *, is_held_to_form: bool = False
+    ) -> None:
+        self._is_held_to_form = is_held_to_form
         self._tokenizer = tokenizer
         self._num_logprobs = num_logprobs
         self._num_seen = 0  # tokens, of its own count
@@ -194,7 +204,8 @@ class LlamaCppReader:
         if num_missing:
             missing = None
             if scores is None and isinstance(text, str):
-                missing = missing_ids(self._tokenizer, text, num_missing, ids)
+                is_any = self._is_held_to_form
+                missing = missing_ids(self._tokenizer, text, num_missing, ids, is_any=is_any)
             if missing is None:
                 step.finish_reason = "gap"
                 return step
@@ -236,9 +247,17 @@ class LlamaCppReader:
 
 
 def missing_ids(
-    tokenizer: "Tokenizer", text: str, num_missing: int, ids: Sequence[int]
+    tokenizer: "Tokenizer",
+    text: str,
+    num_missing: int,
+    ids: Sequence[int],
+    *,
+    is_any: bool = False,
 ) -> list[int] | None:
-    """The ids before `ids` that make their bytes `text`; None if that is not certain."""
+    """The ids before `ids` that make their bytes `text`; None if that is not certain.
+
+    With `is_any` the usual ones, or any.
+    """
     ends = [tokenizer.bytes_of_id(token_id) for token_id in ids]
     content, end = text.encode(), b"".join(each or b"" for each in ends)
     if None in ends or not content.endswith(end) or "\ufffd" in text:
@@ -246,8 +265,11 @@ def missing_ids(
     content = content[: len(content) - len(end)]
     if len(content) > MAX_MISSING_BYTES:
         return None
-    ways = list(islice(_ways(tokenizer, content, num_missing), 2))
-    return ways[0] if len(ways) == 1 else None
+    ways = list(islice(_ways(tokenizer, content, num_missing), MAX_WAYS))
+    usual = tokenizer.encode(text, add_special_tokens=False)[:num_missing] if is_any else []
+    if usual in ways:
+        return usual
+    return ways[0] if len(ways) == 1 or (ways and is_any) else None
 
 
 def _ways(tokenizer: "Tokenizer", content: bytes, num_tokens: int) -> Iterator[list[int]]:

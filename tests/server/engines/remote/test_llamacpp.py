@@ -12,6 +12,7 @@ from engine.ipc import AddRequest
 from engine.lora import LoRARequest
 from engine.pooling import PoolingParams
 from engine.sampling_params import SamplingParams
+from server.engines.client import CANNOT_CONTINUE
 from server.engines.remote.checkpoint import Checkpoint
 from server.engines.remote.dialect import Step
 from server.engines.remote.llamacpp import LlamaCpp, missing_ids
@@ -165,20 +166,20 @@ async def test_tokens_that_are_not_certain_are_asked_for_again(
     assert (call.body["stream"], call.body["n_predict"]) == (False, 8)
 
 
+class Hiding(LlamaCppStandIn):
+    """It says nothing of every third token of an answer."""
+
+    async def _events(self, body: dict[str, Any], fault: str) -> Any:
+        async for event in super()._events(body, fault):
+            says = orjson.loads(event.removeprefix(b"data: "))
+            if says["stop"] or says["tokens_predicted"] % 3:
+                yield event
+
+
 async def test_an_answer_with_tokens_that_a_stream_leaves_out_has_them_all(join: Join) -> None:
-    class Hiding(LlamaCppStandIn):
-        """Every third token of an answer is followed by one that it says nothing of."""
-
-        async def _events(self, body: dict[str, Any], fault: str) -> Any:
-            async for event in super()._events(body, fault):
-                says = orjson.loads(event.removeprefix(b"data: "))
-                if says["stop"] or says["tokens_predicted"] % 3:
-                    yield event
-
     stand_in = Hiding()
     await stand_in.start()
     joined = await join(stand_in)
-    stand_in.script = []
     answer = await joined.ask(params=asked(40))
     assert (answer.token_ids, answer.reason) == (answer_ids(PROMPT, 40), "length")
     assert any(not body["stream"] for body in stand_in.asked)
@@ -193,6 +194,30 @@ def test_bytes_that_two_ways_of_writing_have_are_not_certain(checkpoint: Checkpo
     assert missing_ids(tokenizer, "the!", 2, [last]) is None  # t+he and th+e
     assert missing_ids(tokenizer, "the!", 3, [last]) is not None  # a letter each
     assert missing_ids(tokenizer, "☃", 1, [last]) is None
+
+
+def test_where_an_answer_cannot_be_asked_for_again_the_usual_way_will_do(
+    checkpoint: Checkpoint,
+) -> None:
+    tokenizer = checkpoint.tokenizer
+    (last,) = tokenizer.encode("!", add_special_tokens=False)
+    found = missing_ids(tokenizer, "the!", 2, [last], is_any=True)
+    assert found is not None and tokenizer.decode(found) == "the"
+    usual = tokenizer.encode("people", add_special_tokens=False)
+    assert missing_ids(tokenizer, "people!", len(usual), [last], is_any=True) == usual
+    assert missing_ids(tokenizer, "☃", 1, [last], is_any=True) is None
+
+
+async def test_an_answer_that_is_held_to_a_form_ends_where_its_tokens_are_not_known(
+    join: Join,
+) -> None:
+    stand_in = Hiding()
+    await stand_in.start()
+    joined = await join(stand_in)
+    answer = await joined.ask(params=asked(40, structured_outputs=Form(json={})))
+    assert answer.token_ids == answer_ids(PROMPT, 2)
+    assert answer.last.error is not None and answer.last.error.code == CANNOT_CONTINUE
+    assert len(stand_in.asked) == 1
 
 
 async def test_a_token_without_text_that_ends_the_answer_is_its_last(
