@@ -25,6 +25,7 @@ from server.engines.remote.wire.problems import (
 
 CONNECT_SECONDS = 5.0
 MAX_HEAD_BYTES = 64 * 1024
+CUT = "the connection was closed before the end of the reply"
 MAX_REPLY_BYTES = 4 << 20  # of a reply that comes as a whole
 MAX_MESSAGE_BYTES = 64 * 1024  # of what is read of an error
 
@@ -58,6 +59,7 @@ class Exchange(asyncio.Protocol):
         self._connection = connection
         self._receiver: Receiver | None = receiver
         self._transport: asyncio.Transport | None = None
+        self._has_ended = False  # the other side sends no more
 
     def close(self) -> None:
         """End it, whatever has come; nobody hears of it any more. Idempotent."""
@@ -76,12 +78,13 @@ class Exchange(asyncio.Protocol):
         self._read()
 
     def eof_received(self) -> bool:
+        self._has_ended = True
         self._connection.receive_data(b"")
         self._read()
         return False
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._end(Broken(f"the connection broke: {exc}" if exc else "the connection was closed"))
+        self._end(Broken(f"the connection broke: {exc}" if exc else CUT))
 
     def _read(self) -> None:
         try:
@@ -99,7 +102,7 @@ class Exchange(asyncio.Protocol):
         except RemoteProblem as problem:
             self._end(problem)
         except h11.RemoteProtocolError as error:
-            self._end(Broken(f"the reply is broken: {error}"))
+            self._end(Broken(CUT if self._has_ended else f"the reply is broken: {error}"))
 
     def _end(self, problem: RemoteProblem | None) -> None:
         receiver, self._receiver = self._receiver, None

@@ -152,6 +152,16 @@ async def test_what_is_no_whole_reply_is_broken(reply: bytes) -> None:
             await ask(RemoteAddress(f"http://127.0.0.1:{port}"), Call("/"), PATIENCE)
 
 
+@pytest.mark.parametrize("reply", [b"", OK[:-1], b"HTTP/1.1 200 OK\r\nContent-Le"])
+async def test_a_reply_that_was_cut_off_is_said_to_be(reply: bytes) -> None:
+    """As by an engine that was killed: it is what an operator reads of it."""
+    async with serving(reply) as (port, _):
+        problem = await problem_of(
+            ask(RemoteAddress(f"http://127.0.0.1:{port}"), Call("/"), PATIENCE)
+        )
+    assert problem == "the connection was closed before the end of the reply"
+
+
 async def test_one_that_says_nothing_is_silent() -> None:
     async with serving(stays_open=True) as (port, _):
         with pytest.raises(Silent, match=r"/slow has not answered for 0\.05 s"):
