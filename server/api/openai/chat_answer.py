@@ -27,6 +27,7 @@ class ChatAnswer:
             "system_fingerprint": fingerprint,
         }
         self._with_usage = request.with_usage
+        self._with_running_usage = request.with_running_usage
         self._begun: set[int] = set()  # choices that have said who speaks
         self._messages: dict[int, _Message] = {}
 
@@ -78,7 +79,9 @@ class ChatAnswer:
         logprobs: Mapping[str, Any] | None = None,
     ) -> dict[str, Any]:
         said = {"index": choice, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
-        usage = {"usage": None} if self._with_usage else {}
+        usage: dict[str, Any] = {}
+        if self._with_usage:
+            usage["usage"] = self.usage if self._with_running_usage else None
         return {**self._head, "object": "chat.completion.chunk", "choices": [said], **usage}
 
     def _delta(self, choice: int, part: Said) -> dict[str, Any] | None:

@@ -26,13 +26,16 @@ class CompletionAnswer:
             "system_fingerprint": fingerprint,
         }
         self._with_usage = request.with_usage
+        self._with_running_usage = request.with_running_usage
         self._with_token_ids = bool(request.return_token_ids)
         self._lengths: dict[int, int] = {}  # of the text so far, of each choice
         self._choices: dict[int, dict[str, Any]] = {}
 
     def chunks(self, heard: Heard) -> Iterator[dict[str, Any]]:
         """What a stream says of it."""
-        usage = {"usage": None} if self._with_usage else {}
+        usage: dict[str, Any] = {}
+        if self._with_usage:
+            usage["usage"] = usage_of(self._answer) if self._with_running_usage else None
         yield {**self._head, "choices": [self._choice(heard)], **usage}
 
     def usage_chunk(self) -> dict[str, Any]:

@@ -15,7 +15,7 @@ class StreamOptions(Struct, frozen=True):
     """Of a call that asks for a stream."""
 
     include_usage: bool | None = None
-    continuous_usage_stats: bool | None = None  # vLLM's: a usage in every chunk
+    continuous_usage_stats: bool | None = None  # vLLM's: a usage in every chunk, as well
     include_obfuscation: bool | None = None  # nothing is obfuscated here
 
 
@@ -52,6 +52,12 @@ class SamplingFields(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     def with_usage(self) -> bool:
         """Whether the stream is to end with a usage."""
         return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+    @property
+    def with_running_usage(self) -> bool:
+        """Whether each chunk is to have the usage so far, too."""
+        options = self.stream_options
+        return self.with_usage and options is not None and bool(options.continuous_usage_stats)
 
     def sampling_settings(self) -> dict[str, Any]:
         """Those that a `response.create` would have as settings, as far as they are given."""

@@ -13,7 +13,7 @@ MAX_NAMED = 5  # models in a line of the log
 # Who says so takes an answer that is to go on: by `continue_final_message`, or as the last message.
 BY_FIELD = frozenset(("vllm", "sglang", "parley"))
 BY_LAST_MESSAGE = frozenset(("llamacpp",))
-COUNTING = frozenset(("vllm", "sglang"))  # with each event, who is asked for that
+COUNTING = frozenset(("vllm", "sglang", "parley"))  # with each event, who is asked for that
 # Who takes `top_k`, `min_p` and a penalty for repetitions, and as many stop strings as there are.
 WIDER = BY_FIELD | BY_LAST_MESSAGE
 

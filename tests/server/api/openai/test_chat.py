@@ -71,6 +71,17 @@ async def test_a_stream_has_the_words_of_the_answer_and_says_when_it_is_done(hou
     assert http.frames[-1]["usage"]["completion_tokens"] == 4
 
 
+async def test_each_chunk_has_the_usage_so_far_for_who_asks_for_it(house: House) -> None:
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    http = house.ask(stream=True, stream_options=options)
+    await asyncio.wait_for(http.answered, PATIENCE)
+    counts = [frame["usage"]["completion_tokens"] for frame in http.frames]
+    texts = [choice["delta"].get("content") for f in http.frames for choice in f["choices"]]
+    assert counts == sorted(counts) and counts[0] <= 1 and counts[-1] == 4
+    said = [count for count, text in zip(counts, texts, strict=False) if text]
+    assert said == [*range(1, 5)]
+
+
 async def test_an_answer_that_is_not_streamed_has_the_same_words(house: House) -> None:
     answer = await house.ask().body()
     assert answer["choices"][0]["message"]["content"] == oracle_answer(1, 4)

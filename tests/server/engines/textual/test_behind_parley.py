@@ -28,10 +28,10 @@ from tests.server.helpers.in_process import (
     Dice,
     LocalClient,
     ScriptedEngine,
-    kill,
     patient_history,
     running_worker,
 )
+from tests.server.helpers.tool_chats import die
 
 NUM_TOKENS = 9
 MODEL = ServedModel("oracle", "by its name")
@@ -205,8 +205,7 @@ async def test_an_answer_of_a_dead_worker_goes_on_at_another_after_its_text(hous
             session_id = (await asker.next("response.created"))["response"]["session_id"]
             await client.reply("session.subscribe", session_id=session_id)
             await client.wait(lambda: text_of(client, response_id) == oracle_answer(1, 4))
-            await kill(first)
-            await asker.lose_worker()
+            await die(first, asker)
         house.behind.halt_after = None
         await second.takeover.adopt("w1")
         answer = await client.done(response_id)
