@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import hashlib
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -22,7 +22,7 @@ from server.access.rates import budget_entry
 from server.commands.admission import Admission
 from server.commands.doors.brought import Brought
 from server.commands.reply_target import ReplyTarget, ReplyTargets
-from server.engines.client import ServedModel, ValidationError
+from server.engines.client import EngineClient, Exactness, ServedModel, ValidationError
 from server.engines.models import Models
 from server.generation.prompts import Prompt, PromptBuilders
 from server.generation.sampling import (
@@ -342,11 +342,9 @@ class ResponseCreator:
                 message = "this server runs no tools: its operator has configured none"
                 raise ApiError("tool_not_found", message, param="settings.tools")
             settings["tools"] = await self._tools.expanded(tools)
-        try:  # of a model that is not loaded yet the end of the answer says it
-            self._models.engine(name).check_params(sampling_params(settings, max_tokens=1))
-        except ValidationError as error:
-            setting = SETTINGS.get(error.parameter or "", error.parameter)
-            raise invalid_field(f"settings.{setting}", f"{error}") from error
+        engine = self._models.engine(name)
+        if engine.exactness is not Exactness.EXACT:  # else it is ours, which can all of it
+            check_settings(engine, settings)
         if offered_tools(settings) and settings.get("output", TEXT) != TEXT:
             problem = "an answer of a given form calls no tools: say tool_choice none with it"
             raise invalid_field("settings.output", problem)
@@ -480,6 +478,18 @@ class ResponseCreator:
                 run.uid, run.session_id, title=title, by="policy"
             )
             await self._hub.publish_updated(session, by="policy")
+
+
+def check_settings(engine: EngineClient, settings: Mapping[str, Any]) -> None:
+    """Raise `ApiError` by the setting's name for what an engine of another maker cannot do.
+
+    Of a model that is not loaded yet the end of the answer says it.
+    """
+    try:
+        engine.check_params(sampling_params(settings, max_tokens=1))
+    except ValidationError as error:
+        name = SETTINGS.get(error.parameter or "", error.parameter)
+        raise invalid_field(f"settings.{name}", f"{error}") from error
 
 
 def _code(error: Exception) -> str:

@@ -44,6 +44,7 @@ logger = structlog.get_logger("server")
 
 # When others are sent an end that is stored nowhere: the waits, one after the other.
 LAST_END_AFTER_SECONDS = (0.0, 1.0, 2.0)
+EXACT = "exact"  # which a message need not say
 # Moments of the timeline that this worker reports: a stop may come before the log says so.
 OWN_MOMENTS = frozenset(("started_at", "first_token_at", "aborted_at"))
 
@@ -148,7 +149,7 @@ class Finisher:
         stop = run.stopping
         # A client that stopped it at another worker got no more text, and may find no log any more.
         whole = ObjectEvent({**done, "text": message.text}) if stop is not None else None
-        next_round, usage = next_round_of(run, end, message), run.usage()
+        next_round, usage = next_round_of(run, end, message), done["response"]["usage"]
         return await self._store.runs.finish(
             run.response_id,
             fence=run.fence,
@@ -279,6 +280,12 @@ class Finisher:
             status_details=end.details(),
             settings=run.message_settings(),
             restarts=run.num_restarts or None,
-            exactness=run.inexactness,
+            exactness=_inexactness(run),
         )
         return _Ending(end, message, run.done_entry(end, message.text_length))
+
+
+def _inexactness(run: Run) -> str | None:
+    """How its engine lets it go on after a death; None if exactly, as our own does."""
+    exactness: str = run.response.get("exactness", EXACT)
+    return None if exactness == EXACT else exactness

@@ -37,8 +37,6 @@ from server.telemetry.tracing import AnswerTrace
 from sessions.model.events import Event, ObjectEvent, TextEvent
 from sessions.model.records import Message, RunRecord, utf16_length
 
-EXACT = "exact"
-
 
 @dataclass(slots=True)
 class Timeline:
@@ -517,12 +515,6 @@ class Run:
     def num_restarts(self) -> int:
         """How many engines and workers have ended under it, as far as this worker knows."""
         return self.num_resubmits + self.fence - 1
-
-    @property
-    def inexactness(self) -> str | None:
-        """How its engine lets it go on after a death; None if exactly, as our own does."""
-        exactness: str = self.response.get("exactness", EXACT)
-        return None if exactness == EXACT else exactness
 
     def message_settings(self) -> dict[str, Any]:
         """What is kept with the message: enough to make it again, but for long texts."""
