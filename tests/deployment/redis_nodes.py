@@ -54,8 +54,8 @@ class Nodes:
             "SENTINEL_PORT": str(self.sentinel_port),
             "REDIS_PASSWORD": PASSWORD,
             "REPLICAS": "0",
-            "DOWN_AFTER_MS": "500",
-            "FAILOVER_TIMEOUT_MS": "3000",
+            "DOWN_AFTER_MS": "2000",
+            "FAILOVER_TIMEOUT_MS": "6000",
         }
 
     def start(self, script: str, host: str) -> None:
@@ -111,9 +111,9 @@ class Nodes:
         words = ("SENTINEL", "GET-MASTER-ADDR-BY-NAME", "parley")
         return self.ask(sentinel, *words, port=self.sentinel_port).partition("\n")[0]
 
-    def others(self, sentinel: str) -> int:
-        """How many other sentinels this one knows."""
-        words = ("SENTINEL", "SENTINELS", "parley")
+    def known(self, sentinel: str, what: str) -> int:
+        """How many other SENTINELS this one knows, or REPLICAS, of which it asks every 10 s."""
+        words = ("SENTINEL", what, "parley")
         return self.ask(sentinel, *words, port=self.sentinel_port).count("\nport\n")
 
 
