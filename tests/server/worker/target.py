@@ -61,6 +61,12 @@ async def _stream(scope: Scope, receive: Receive, send: Send) -> None:
         chunks.write(b"here")
         while (await receive())["type"] != "http.disconnect":
             pass
+    if path == "/chunks/over":
+        chunks.write(b"here")
+        while not chunks._protocol._is_over:  # noqa: ASYNC110  (it tells nobody)
+            await asyncio.sleep(0)
+        was_open.append((early, chunks.is_open, False))
+        return
     while path == "/chunks/jam" and chunks.is_open:
         chunks.write(b"x" * 10_000)
         waiting.append(chunks._protocol.transport.get_write_buffer_size())

@@ -323,3 +323,16 @@ async def test_nothing_goes_past_all_layers_to_a_client_that_has_left(target: Ta
         await socket._reader.readuntil(b"here")
     await until(lambda: bool(was_open))
     assert was_open == [(False, False, False)]
+
+
+async def test_nothing_goes_past_all_layers_to_a_client_that_has_sent_nonsense_meanwhile(
+    target: Target,
+) -> None:
+    was_open.clear()
+    async with RawSocket(target) as socket:
+        await socket.send(request(target, "POST", "/chunks/over", CHUNKED))
+        await socket._reader.readuntil(b"here")
+        await socket.send(b"nonsense\r\n")
+        await socket.ended()
+    await until(lambda: bool(was_open))
+    assert was_open == [(False, False, False)]
