@@ -156,17 +156,27 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         if scope is not None:
             scope["extensions"]["parley.transport"] = self
 
+    @property
+    def can_write(self) -> bool:
+        """Whether a text frame can leave now."""
+        return (
+            self.writable.is_set()
+            and not self.close_sent
+            and self.conn.state is OPEN
+            and not self.transport.is_closing()
+        )
+
     def write_frame(self, payload: bytes) -> bool:
         """Send a text frame past all layers; False, and nothing is sent, if it cannot leave now."""
-        if (
-            not self.writable.is_set()
-            or self.close_sent
-            or self.conn.state is not OPEN
-            or self.transport.is_closing()
-        ):
+        if not self.can_write:
             return False
         self.transport.write(text_head(len(payload)) + payload)
         return True
+
+    def write_frames(self, payloads: Sequence[bytes]) -> None:
+        """Send several at once, while one can leave."""
+        parts = (part for payload in payloads for part in (text_head(len(payload)), payload))
+        self.transport.write(b"".join(parts))
 
     def resume_writing(self) -> None:
         super().resume_writing()

@@ -17,7 +17,7 @@ import asyncio
 import random
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, Protocol
 
 import structlog
@@ -87,6 +87,13 @@ class Wire(Protocol):
 
     def write_frame(self, payload: bytes) -> bool:
         """Send a text frame; False, and nothing is sent, if it cannot leave now."""
+
+    @property
+    def can_write(self) -> bool:
+        """Whether a frame can leave now."""
+
+    def write_frames(self, payloads: Sequence[bytes]) -> None:
+        """Send several at once, while one can leave."""
 
     async def receive(self) -> Any: ...
 

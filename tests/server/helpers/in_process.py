@@ -373,6 +373,12 @@ class Wire:
     def wake(self) -> None:
         self._requests.put_nowait({"type": "parley.wake"})
 
+    can_write = True
+
+    def write_frames(self, payloads: Sequence[bytes]) -> None:
+        for payload in payloads:
+            self.write_frame(payload)
+
     def write_frame(self, payload: bytes) -> bool:
         self._answers.put_nowait({"type": "websocket.send", "text": payload.decode()})
         return True

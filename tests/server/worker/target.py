@@ -100,6 +100,10 @@ async def _echo(scope: Scope, receive: Receive, send: Send) -> None:
                 await asyncio.sleep(0)
         elif message["text"].startswith('{"type": "direct"'):
             assert write(message["text"].encode())
+        elif message["text"] == "several":
+            wire = scope["extensions"]["parley.transport"]
+            assert wire.can_write
+            wire.write_frames([b'{"type":"several","text":"%s"}' % (b"x" * n) for n in (1, 70_000)])
         elif message["text"] == "jam":
             count = 0
             while write(b'{"type":"jam","text":"%s"}' % (b"x" * 10_000)):

@@ -54,6 +54,13 @@ async def test_a_frame_past_all_layers_arrives_whole(target: Target, size: int) 
         assert await socket.next("direct") == json.loads(text)
 
 
+async def test_several_frames_past_all_layers_arrive_one_by_one(target: Target) -> None:
+    async with RawSocket(target) as socket:
+        await socket.upgrade()
+        await socket.send(frame(TEXT, b"several"))
+        assert [len((await socket.next("several"))["text"]) for _ in range(2)] == [1, 70_000]
+
+
 async def test_a_full_socket_takes_no_frame_past_all_layers_and_loses_none(target: Target) -> None:
     async with RawSocket(target) as socket:
         await socket.upgrade()

@@ -25,6 +25,7 @@ from server.api.responses.socket.stops import Stops
 from server.api.responses.socket.writer import Writer
 from server.api.responses.stored import StoredAnswer
 from server.api.responses.unstored import Telling, asked_of
+from server.commands.doors.straight import Straight
 from server.commands.services import Services
 from server.commands.stateless.answer import StatelessAnswer
 from server.commands.stateless.asked import Heard
@@ -102,8 +103,15 @@ class Exchange:
 
     async def _send(self, events: Sequence[AnswerEvent]) -> None:
         if events:
-            self._last = events[-1].sequence_number
-            await self._parts.writer.send([on_lane(each.data, self.stream_id) for each in events])
+            await self._parts.writer.send(self._frames(events))
+
+    def _write(self, events: Sequence[AnswerEvent]) -> None:
+        if events:
+            self._parts.writer.write(self._frames(events))
+
+    def _frames(self, events: Sequence[AnswerEvent]) -> list[bytes]:
+        self._last = events[-1].sequence_number
+        return [on_lane(each.data, self.stream_id) for each in events]
 
     # ---- answers that are stored ----------------------------------------------------------------
 
@@ -123,7 +131,8 @@ class Exchange:
         if self._is_stopped.is_set():
             self._stops.stop(kept.response_id)
         answer = StoredAnswer(self._services, self._uid, kept)
-        async with aclosing(answer.events()) as events:
+        straight = Straight(self._parts.writer.is_open, self._write)
+        async with aclosing(answer.events(straight)) as events:
             async for told in events:
                 await self._send(told)
 

@@ -29,6 +29,14 @@ class Writer:
                 if number % FRAMES_PER_TURN == 0:
                     await asyncio.sleep(0)
 
+    def is_open(self) -> bool:
+        """Whether `write` may be called: nobody waits for room, and there is some."""
+        return not self._turn.locked() and self._wire.can_write
+
+    def write(self, frames: Sequence[bytes]) -> None:
+        """Send frames in this very call."""
+        self._wire.write_frames(frames)
+
     async def _room(self) -> None:
         """Wait until the socket takes more; for ever, once the connection has to end."""
         room = asyncio.Event()

@@ -1,7 +1,7 @@
 """A socket that is full is waited for; one that takes nothing at all is given up."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import pytest
@@ -30,6 +30,13 @@ class Socket:
             return False
         self.sent.append(payload)
         return True
+
+    @property
+    def can_write(self) -> bool:
+        return len(self.sent) < self.room
+
+    def write_frames(self, payloads: Sequence[bytes]) -> None:
+        self.sent += payloads
 
     def get_write_buffer_size(self) -> int:
         self.unsent -= self.drained
@@ -84,3 +91,19 @@ async def test_a_socket_is_given_up_that_takes_nothing(
         await given_up.wait()
     assert not sending.done()
     sending.cancel()
+
+
+async def test_what_leaves_in_the_call_that_brings_it_overtakes_nobody_who_waits() -> None:
+    socket = Socket(3)
+    writer = writer_of(socket)
+    assert writer.is_open()
+    writer.write([b"1", b"2"])
+    waiting = asyncio.create_task(writer.send([b"3", b"4"]))
+    await socket.is_full.wait()
+    assert not writer.is_open()
+    socket.room += 1  # which only who waits is told of
+    assert not writer.is_open()
+    socket.drain(0)
+    async with asyncio.timeout(PATIENCE):
+        await waiting
+    assert socket.sent == [b"1", b"2", b"3", b"4"]
