@@ -216,6 +216,8 @@ def test_what_scales_servers_is_measured_by_parley() -> None:
     keda = one(rendered(example(CHART / "cluster.example.yaml")), "ScaledObject")
     queries = [each["metadata"]["query"] for each in keda["spec"]["triggers"]]
     hpa = one(rendered({**SECRET, "autoscaling": {"kind": "hpa"}}), "HorizontalPodAutoscaler")
+    found = schema("HorizontalPodAutoscaler", "autoscaling/v2")
+    assert found is not None and list(found.iter_errors(hpa)) == []
     queries += [each["pods"]["metric"]["name"] for each in hpa["spec"]["metrics"]]
     assert len(queries) == 5
     names = exported()
@@ -242,6 +244,18 @@ def test_servers_are_scaled_by_figures_of_the_model_that_they_serve(tmp_path: Pa
 
 def defaults() -> dict[str, Any]:
     return example(CHART / "values.yaml")
+
+
+def test_servers_whose_engines_lie_elsewhere_are_scaled_by_their_processor() -> None:
+    objects = rendered(example(ENGINES))
+    hpa = one(objects, "HorizontalPodAutoscaler")
+    (metric,) = hpa["spec"]["metrics"]
+    assert metric["resource"]["name"] == "cpu"
+    (container,) = server(objects)["containers"]
+    assert container["resources"]["requests"]["cpu"]  # of which the share is taken
+    found = schema("HorizontalPodAutoscaler", "autoscaling/v2")
+    assert found is not None and list(found.iter_errors(hpa)) == []
+    assert "processor" in refusal({**example(ENGINES), "autoscaling": {"kind": "keda"}})
 
 
 def test_prometheus_shows_the_token_that_the_server_has() -> None:
