@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,9 +11,10 @@ import pytest
 from tests.end_to_end.clients.http_client import Http, admin_token
 from tests.end_to_end.site.harness import TESTING, Answer, Client, Frame, Server
 from tests.helpers.redis_topology import wait_for
+from tests.helpers.running_time import running_time
 from tests.helpers.tiny_model import oracle_word
 
-NUM_TOKENS = 150
+NUM_TOKENS = 300
 GREEDY = {"temperature": 0, "max_output_tokens": NUM_TOKENS}
 SEEDED = {"temperature": 1.0, "seed": 7, "frequency_penalty": 0.5, "max_output_tokens": NUM_TOKENS}
 NUM_ANSWERS = 12
@@ -61,7 +61,8 @@ class Watched:
         self._client = client
         self.expected: list[str] = []
         self.responses: list[str] = []
-        self.longest = 0.0
+        self.pauses: list[float] = []  # the longest of each
+        self.restarts: list[int] = []
 
     async def ask(self, num_tokens_shown: int = 5) -> None:
         """Return when each has shown so many tokens."""
@@ -82,41 +83,46 @@ class Watched:
     async def done(self) -> list[Answer]:
         """When all have ended with the text that they would have had."""
         answers = [self._client.answers[each] for each in self.responses]
-        lengths, moments = [0] * len(answers), [time.monotonic()] * len(answers)
+        lengths, moments = [0] * len(answers), [running_time()] * len(answers)
+        self.pauses = [0.0] * len(answers)
         while not all(answer.done for answer in answers):
             await asyncio.sleep(0.01)  # the pause itself is what is measured
-            now = time.monotonic()
+            now = running_time()
             for place, answer in enumerate(answers):
                 if answer.done is None and len(answer.text) == lengths[place]:
-                    self.longest = max(self.longest, now - moments[place])
+                    self.pauses[place] = max(self.pauses[place], now - moments[place])
                 else:
                     lengths[place], moments[place] = len(answer.text), now
         ends = [await self._done(each) for each in self.responses]
         assert [each.final for each in ends] == self.expected
+        self.restarts = [each.done["response"].get("restarts", 0) for each in ends if each.done]
         return ends
 
-
-def restarts_of(answers: list[Answer]) -> list[int]:
-    return [each.done["response"].get("restarts", 0) for each in answers if each.done is not None]
+    @property
+    def gap(self) -> float:
+        """By how much those that moved paused longer than those that nothing has happened to."""
+        pairs = list(zip(self.pauses, self.restarts, strict=True))
+        moved = [pause for pause, restarts in pairs if restarts]
+        others = [pause for pause, restarts in pairs if not restarts]
+        return max(moved, default=0.0) - max(others, default=0.0)
 
 
 async def test_answers_go_on_at_the_other_core_when_one_is_killed(pair: Server) -> None:
     async with Client(pair) as client:
         watched = Watched(client)
         await watched.ask()
-        there = {one["name"]: one["answers"] for one in engines(pair)}
-        assert sum(there.values()) == NUM_ANSWERS and min(there.values()) > 0
+        assert min(one["sessions"] for one in engines(pair)) > 0
         pair.history.fault("kill -9 engine.core")
         pair.children("engine.core")[0].kill()
-        restarts = restarts_of(await watched.done())
-        assert sum(restarts) in there.values() and max(restarts) == 1
-        assert watched.longest < MAX_GAP_SECONDS
+        await watched.done()
+        assert max(watched.restarts) == 1 and min(watched.restarts) == 0
+        assert watched.gap < MAX_GAP_SECONDS
         assert not [frame for frame in client.frames if frame["type"] == "connection.degraded"]
 
 
 @pytest.mark.slow
 async def test_ten_kills_change_no_character(pair: Server) -> None:
-    num_moved, pauses = 0, []
+    num_moved, gaps = 0, []
     for number in range(10):
         await asyncio.to_thread(wait_for, lambda: are_ready(pair), 60.0)
         async with Client(pair) as client:
@@ -125,9 +131,10 @@ async def test_ten_kills_change_no_character(pair: Server) -> None:
             pair.history.fault("kill -9 engine.core")
             oldest = min(pair.children("engine.core"), key=lambda core: core.create_time())
             oldest.kill()  # so they die in turns, and the pause before a restart stays short
-            num_moved += sum(restarts_of(await watched.done()))
-            pauses.append(round(watched.longest, 2))
-    print(f"{num_moved} of {10 * NUM_ANSWERS} answers moved, the longest pauses in s: {pauses}")
+            await watched.done()
+            num_moved += sum(watched.restarts)
+            gaps.append(round(watched.gap, 2))
+    print(f"{num_moved} of {10 * NUM_ANSWERS} answers moved, with gaps of at most {gaps} s")
     assert num_moved > 10
 
 
@@ -175,7 +182,7 @@ async def test_a_core_that_drains_loses_nothing_and_takes_nothing_new(pair: Serv
         assert by_name(pair)["native-1"]["answers"] <= before
         await drain(admin, "native-1", move=True)  # what it still has goes on at the other
         await watched.done()
-        assert watched.longest < MAX_GAP_SECONDS
+        assert watched.gap < MAX_GAP_SECONDS
         assert by_name(pair)["native-1"]["answers"] == 0
         for method, path in (("POST", "native-2/drain"), ("DELETE", "native-2")):
             refused = await admin.ask(method, f"/v1/admin/engines/{path}", json={})
