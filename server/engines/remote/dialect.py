@@ -131,7 +131,7 @@ OURS = frozenset(
         *("n", "seed", "stop", "stop_token_ids", "max_tokens", "temperature", "detokenize"),
         *("skip_special_tokens", "spaces_between_special_tokens", "include_stop_str_in_output"),
         *("output_kind", "stream_interval", "skip_clone", "flat_logprobs", "extra_args"),
-        *("skip_reading_prefix_cache"),
+        "skip_reading_prefix_cache",
     )
 )
 PARTS = {"bad_words_token_ids": "bad_words", "thought_tokens": "thinking_token_budget"}

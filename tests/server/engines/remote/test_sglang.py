@@ -1,4 +1,4 @@
-"""SGLang's wire format, after its sources: no server of it runs on a CPU from a package index."""
+"""SGLang's wire format, as documented: no server of it runs on a CPU from a package index."""
 
 from typing import Any
 
