@@ -25,7 +25,7 @@ CHECKS = (  # what it holds an answer against
 )
 EXAMPLES = 60  # of each operation, and of each of its links
 LEAVES_SECONDS = 5.0  # streams that end with their session are left after this
-BESIDE_SECONDS = 60.0  # of one answer of somebody else's
+BESIDE_SECONDS = 8.0  # of one answer of somebody else's, which has its end in sight
 SHOWN_CHARACTERS = 6000
 
 
