@@ -134,7 +134,10 @@ class OpenAnswer:
 
 
 def _encoded(step: Step, num_tokens: int) -> list[msgspec.Raw] | None:
-    """As a core sends them."""
+    """As a core sends them. Raises `Lie`."""
     if step.logprobs is None:
         return None
-    return [msgspec.Raw(msgspec.msgpack.encode(each)) for each in step.logprobs[:num_tokens]]
+    try:
+        return [msgspec.Raw(msgspec.msgpack.encode(each)) for each in step.logprobs[:num_tokens]]
+    except OverflowError:
+        raise Lie("it gave logprobs of tokens that no model has") from None

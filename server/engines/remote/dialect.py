@@ -18,6 +18,8 @@ from engine.sampling_params import SamplingParams
 from server.engines.remote.wire.exchange import Call
 from server.engines.remote.wire.problems import Broken
 
+MAX_COUNT = 1 << 53  # of anything, which every reader of JSON knows exactly
+
 # Makes a call and gives its JSON; raises `RemoteProblem`, and `BadStatus` for another than 200.
 Ask = Callable[[Call], Awaitable[Any]]
 
@@ -120,7 +122,7 @@ def ids_of(value: Any) -> list[int]:
 
 def integer_of(value: Any, default: int = 0) -> int:
     """A count; what is none counts for nothing."""
-    return value if type(value) is int and value >= 0 else default
+    return value if type(value) is int and 0 <= value <= MAX_COUNT else default
 
 
 # ---- what is refused by name --------------------------------------------------------------------

@@ -242,7 +242,7 @@ class LlamaCppReader:
             raise Broken("tokens without their logprobs")
         try:
             return [_entries(each, self._num_logprobs) for each in given]
-        except (KeyError, TypeError, ValueError):
+        except (KeyError, TypeError, ValueError, OverflowError):
             raise Broken("logprobs that are none") from None
 
 

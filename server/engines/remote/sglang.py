@@ -212,7 +212,7 @@ def _logprobs(about: dict[str, Any], number: int) -> list[list[tuple[int, float,
             raise Broken("tokens without their logprobs")
         pairs = zip(chosen[len(chosen) - number :], best[len(best) - number :], strict=True)
         return [_entries(own, list(top or ())) for own, top in pairs]
-    except (KeyError, TypeError, ValueError, IndexError):
+    except (LookupError, TypeError, ValueError, OverflowError):
         raise Broken("logprobs that are none") from None
 
 

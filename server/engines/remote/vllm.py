@@ -16,6 +16,7 @@ from engine.errors import ValidationError
 from engine.grammar.params import StructuredOutputsParams
 from engine.ipc import AddRequest
 from server.engines.remote.dialect import (
+    MAX_COUNT,
     Ask,
     Reader,
     RemoteFacts,
@@ -48,6 +49,7 @@ OWN_GRAMMAR = "%llguidance"  # how the form of a call begins, which not all its 
 GUIDANCE = "--structured-outputs-config.backend guidance"  # which does
 CORE = "EngineCore"  # in what it says when that has died
 LOAD_SECONDS = 3.0  # between two looks at its metrics, which take it some milliseconds to write
+MAX_DIGITS = 12  # of a size among them
 NUMBER = rb"([0-9.eE+-]+)$"
 RUNNING = re.compile(rb"^vllm:num_requests_running\{[^}]*\} " + NUMBER, re.M)
 WAITING = re.compile(rb"^vllm:num_requests_waiting\{[^}]*\} " + NUMBER, re.M)
@@ -251,7 +253,7 @@ class VLLMReader:
     def read(self, event: bytes) -> Step | None:
         try:
             content = _decode(event)
-        except msgspec.DecodeError:  # also what `ValidationError` derives from
+        except (ValueError, RecursionError):  # no JSON, no UTF-8, or nested without an end
             raise Broken("an event that is none of vLLM's") from None
         if content.error is not None:
             raise self._failure(content.error)
@@ -353,7 +355,7 @@ async def _metrics(ask: Ask) -> bytes:
 def _load(metrics: bytes) -> RemoteLoad:
     """Of all that work side by side under its address."""
     running, waiting, usage = (
-        [float(each) for each in gauge.findall(metrics)] for gauge in (RUNNING, WAITING, USAGE)
+        [_number(each) for each in gauge.findall(metrics)] for gauge in (RUNNING, WAITING, USAGE)
     )
     return RemoteLoad(
         num_running=int(sum(running)) if running else None,
@@ -362,12 +364,21 @@ def _load(metrics: bytes) -> RemoteLoad:
     )
 
 
+def _number(text: bytes) -> float:
+    """Of a gauge; what is none counts for nothing."""
+    try:
+        number = float(text)
+    except ValueError:
+        return 0.0
+    return number if 0 <= number <= MAX_COUNT else 0.0
+
+
 def _cache_tokens(metrics: bytes) -> int | None:
     """How many tokens fit into its cache, or into those of several in parallel."""
     total = 0
     for found in CACHE.findall(metrics):
         labels = dict(re.findall(rb'(\w+)="([^"]*)"', found))
         sizes = [labels.get(name, b"") for name in (b"num_gpu_blocks", b"block_size")]
-        if all(size.isdigit() for size in sizes):
+        if all(size.isdigit() and len(size) <= MAX_DIGITS for size in sizes):
             total += int(sizes[0]) * int(sizes[1])
     return total or None

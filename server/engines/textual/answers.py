@@ -15,6 +15,8 @@ from engine.client.parsing.marks import AddedToken
 from server.engines.client import Grammar
 from server.engines.remote.wire.problems import Broken
 
+MAX_TOKENS = 1 << 31  # that anybody may say to have counted
+
 _THOUGHT = "<thought>", "</thought>"
 _CALL = "<call>", "</call>"
 _ARGUMENTS = "<arguments>"
@@ -75,6 +77,11 @@ class Usage(msgspec.Struct, frozen=True):
     prompt_tokens: int = 0
     completion_tokens: int = 0
     prompt_tokens_details: PromptDetails | None = None
+
+    @property
+    def is_possible(self) -> bool:
+        numbers = (self.prompt_tokens, self.completion_tokens, self.num_cached)
+        return all(0 <= number <= MAX_TOKENS for number in numbers)
 
     @property
     def num_cached(self) -> int:

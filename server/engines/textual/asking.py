@@ -232,7 +232,8 @@ class Asking:
         return msgspec.structs.replace(self._params, max_tokens=left)
 
     def _take(self, chunk: Chunk) -> None:
-        self._usage = chunk.usage or self._usage
+        if chunk.usage is not None and chunk.usage.is_possible:
+            self._usage = chunk.usage
         if not chunk.choices or self._has_ended:
             return
         choice = chunk.choices[0]

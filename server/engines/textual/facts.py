@@ -8,6 +8,7 @@ from server.engines.client import Exactness
 from server.engines.remote.wire.problems import Broken, Misfit
 
 DEFAULT_CONTEXT = 8192  # tokens, of an engine that does not say it
+MAX_CONTEXT = 1 << 31  # tokens: who says more says nothing
 MAX_NAMED = 5  # models in a line of the log
 
 # Who says so takes an answer that is to go on: by `continue_final_message`, or as the last message.
@@ -68,7 +69,7 @@ def read_facts(body: bytes, name: str, given: str | None) -> Facts:
     """
     try:
         models = msgspec.json.decode(body, type=_Models).data
-    except msgspec.DecodeError as error:
+    except (ValueError, RecursionError) as error:  # no JSON, no UTF-8, or nested without an end
         raise Broken("its list of models cannot be read") from error
     wanted = given or name
     found = next((each for each in models if each.id == wanted), None)
@@ -78,8 +79,9 @@ def read_facts(body: bytes, name: str, given: str | None) -> Facts:
         names = [each.id for each in models][:MAX_NAMED]
         there = f"there are {', '.join(names)}" if names else "there are none"
         raise Misfit(f"it has no model {wanted}: {there}; ;model=NAME says which it is")
-    context = found.context
-    return Facts(found.id, _server(found), context if context and context > 0 else None)
+    context = found.context or 0
+    is_possible = 0 < context <= MAX_CONTEXT
+    return Facts(found.id, _server(found), context if is_possible else None)
 
 
 def _server(model: _Model) -> str:

@@ -130,7 +130,7 @@ def base_of(url: str) -> str:
 def _chunk(event: bytes) -> Chunk:
     try:
         chunk = read_chunk(event)
-    except msgspec.DecodeError:
+    except (ValueError, RecursionError):  # no JSON, no UTF-8, or nested without an end
         raise Broken("one of its events cannot be read") from None
     if chunk.error is not None:
         raise Broken("it has failed, by its own word")

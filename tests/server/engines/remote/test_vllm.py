@@ -119,6 +119,20 @@ async def test_a_look_tells_its_load(tokenizer: Tokenizer) -> None:
     assert await joined(tokenizer).look(saying(SCALED)) == RemoteLoad(0, 0, 0.0)
 
 
+@pytest.mark.parametrize("number", ["1.2.3", "-", "1e999", "-4"])
+async def test_a_gauge_that_is_no_number_counts_for_nothing(
+    tokenizer: Tokenizer, number: str
+) -> None:
+    text = f'vllm:num_requests_running{{engine="0"}} {number}\n'
+    text += f'vllm:cache_config_info{{num_gpu_blocks="{"9" * 5000}",block_size="16"}} 1\n'
+
+    async def ask(call: Call) -> Any:
+        return text if call.path == "/metrics" else await saying(SCALED)(call)
+
+    assert (await joined(tokenizer).look(ask)).num_running == 0
+    assert (await VLLM(tokenizer, None).probe(ask)).num_kv_tokens is None
+
+
 async def test_a_door_whose_core_has_died_is_not_well(tokenizer: Tokenizer) -> None:
     with pytest.raises(Broken, match="core is not well"):
         await joined(tokenizer).look(saying(SCALED, health="health of a dead core"))
@@ -312,6 +326,8 @@ def test_an_aborted_answer_ends_as_aborted() -> None:
         b'{"choices": [{"token_ids": ["5"]}]}',
         b'{"choices": [{"token_ids": [5.5]}]}',
         b'{"choices": [{"text": "old"}]}',
+        b'{"choices": [{"token_ids": [5], "finish_reason": "\xff"}]}',
+        b'{"choices": ' + b"[" * 100_000,
         b'{"choices": [{"token_ids": [5], "finish_reason": "tired"}]}',
     ],
 )

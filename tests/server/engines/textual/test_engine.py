@@ -38,7 +38,7 @@ from tests.server.engines.textual.stand_in import (
     usage,
 )
 
-HASTY = Patience(first=0.2, next=0.2)
+HASTY = Patience(first=1.0, next=1.0)
 
 
 async def test_an_answer_is_shown_as_it_comes_and_counted_by_the_engine(open_engine: Open) -> None:
@@ -56,6 +56,18 @@ async def test_an_answer_is_shown_as_it_comes_and_counted_by_the_engine(open_eng
     assert (asked["model"], asked["messages"]) == ("m", HELLO)
     assert (asked["max_tokens"], asked["temperature"], asked["seed"]) == (100, 0.5, 3)
     assert asked["stream"] is True and "continue_final_message" not in asked
+
+
+@pytest.mark.parametrize("number", [-1, 10**18])
+async def test_figures_that_cannot_be_are_not_believed(open_engine: Open, number: int) -> None:
+    stand_in = StandIn()
+    asker = await open_engine(stand_in)
+    stand_in.replies.append(
+        Reply([chunk("Good "), chunk("eve"), chunk(reason="stop"), usage(number, number), DONE])
+    )
+    last = await asker.ask()
+    assert last.counts is not None and last.counts.num_output == 2
+    assert last.counts.num_prompt > 0
 
 
 # ---- what breaks off ----------------------------------------------------------------------------
@@ -265,6 +277,11 @@ MISBEHAVIOUR = {
     "no stream": Reply([b"{}"], headers=JSON),
     "elsewhere": Reply([], 307, {"Location": "http://127.0.0.1:1/"}),
     "an end without a reason": Reply([DONE]),
+    "no UTF-8": Reply([b'data: {"choices": [{"delta": {"content": "\xff"}}]}\n\n']),
+    "half a character as it is": Reply(
+        [b'data: {"choices": [{"delta": {"content": "\xed\xa0"}}]}\n\n']
+    ),
+    "nested without an end": Reply([b'data: {"x": ' + b"[" * 100_000 + b"\n\n"]),
     "an unknown reason": Reply([chunk(reason="because")]),
     "its own error": Reply([b'data: {"error": {"message": "boom"}}\n\n']),
     "calls in no order": Reply([call_chunk(3, "weather", "{}")]),

@@ -9,6 +9,8 @@ from server.engines.client import Exactness
 from server.engines.remote.wire.problems import Broken, Misfit
 from server.engines.textual.facts import Facts, read_facts
 
+UNREADABLE = (b'{"data": [{"id": "\xff"}]}', b'{"x": ' + b"[" * 100_000)
+
 
 def listed(*models: dict[str, Any]) -> bytes:
     return orjson.dumps({"object": "list", "data": models})
@@ -36,6 +38,8 @@ def test_a_model_that_is_not_there_is_refused_with_those_that_are(given: str | N
         ("llamacpp", {"meta": {"n_ctx": 2048, "n_ctx_train": 9}}, Exactness.TEXT, 2048),
         ("system", {}, Exactness.NONE, None),
         ("", {"context_length": 100}, Exactness.NONE, 100),
+        ("", {"context_length": 1 << 60}, Exactness.NONE, None),
+        ("", {"context_length": -1}, Exactness.NONE, None),
     ],
 )
 def test_who_it_is_says_what_it_can(
@@ -46,7 +50,9 @@ def test_who_it_is_says_what_it_can(
     assert facts.exactness is exactness
 
 
-@pytest.mark.parametrize("body", [b"", b"<html>", b"[]", b'{"data": 3}', b'{"data": [{}]}'])
+@pytest.mark.parametrize(
+    "body", [b"", b"<html>", b"[]", b'{"data": 3}', b'{"data": [{}]}', *UNREADABLE]
+)
 def test_what_is_no_list_of_models_is_no_reply(body: bytes) -> None:
     with pytest.raises(Broken):
         read_facts(body, "m", None)
