@@ -18,6 +18,8 @@ MAX_ENGINES = 64
 MAX_WEIGHT = 1000.0
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,63}")
 ENTRY = re.compile(r"(?P<kind>[^*=;]+)(?:\*(?P<count>[^=;]*))?(?:=(?P<url>[^;]*))?(?P<rest>;.*)?")
+PLAIN = re.compile(r"[!-~]+")  # all that a request can have in its first line
+MAX_LABEL = 63  # characters, of a part of a host's name
 OPTIONS = {
     "weight": "its share of the answers, beside those of the others",
     "name": "what administrators call it",
@@ -173,6 +175,11 @@ def _url(kind: str, text: str | None) -> str | None:
         parts, has_port = urlsplit(""), False
     if parts.scheme not in ("http", "https") or not parts.hostname or not has_port:
         raise ValueError(f"{kind}: {text} is no address; one looks like https://HOST:PORT")
-    if parts.query or parts.fragment:
+    if not PLAIN.fullmatch(text):
+        raise ValueError(f"{kind}: an address has letters, digits and marks of ASCII")
+    labels = parts.hostname.removesuffix(".").split(".")
+    if not all(0 < len(label) <= MAX_LABEL for label in labels):
+        raise ValueError(f"{kind}: {text} is no address: its host is none")
+    if "?" in text or "#" in text:
         raise ValueError(f"{kind}: an address ends with its path")
     return text.rstrip("/")
