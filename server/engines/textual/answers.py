@@ -96,6 +96,13 @@ class Chunk(msgspec.Struct, frozen=True):
     usage: Usage | None = None
     error: Any = None
 
+    @property
+    def says_something(self) -> bool:
+        """Of the answer itself. Some servers begin with an event that only names its author."""
+        delta = self.choices[0].delta if self.choices else Delta()
+        said = (delta.content, delta.reasoning_content, delta.reasoning, delta.tool_calls)
+        return any(said)
+
 
 read_chunk = msgspec.json.Decoder(Chunk).decode
 

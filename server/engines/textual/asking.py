@@ -171,7 +171,8 @@ class Asking:
         if isinstance(problem, BadStatus) and problem.status in REFUSING:
             return OutputError("invalid_request", problem.message or str(problem))
         logger.warning("engine's answer broke off", id=self._request_id, reason=str(problem))
-        self._num_in_vain = 1 if self._num_pieces else self._num_in_vain + 1
+        is_further = self._num_pieces > 0 and not self._is_spare
+        self._num_in_vain = 1 if is_further else self._num_in_vain + 1
         if self._num_in_vain >= MAX_IN_VAIN:
             return OutputError("engine_error", str(problem))
         return None
@@ -224,6 +225,12 @@ class Asking:
         """Tokens of this call."""
         return self._num_pieces if self._usage is None else self._usage.completion_tokens
 
+    @property
+    def _is_spare(self) -> bool:
+        """Whether this call asks for more than was asked for, so that it may say an end."""
+        limit = self._params.max_tokens
+        return limit is not None and 0 < limit <= self._num_before
+
     def _remaining(self) -> SamplingParams:
         """With as many tokens as are left, and one at least."""
         if self._params.max_tokens is None or not self._num_before:
@@ -231,11 +238,12 @@ class Asking:
         left = max(1, self._params.max_tokens - self._num_before)
         return msgspec.structs.replace(self._params, max_tokens=left)
 
-    def _take(self, chunk: Chunk) -> None:
+    def _take(self, chunk: Chunk) -> bool:
+        """True: the answer has ended."""
         if chunk.usage is not None and chunk.usage.is_possible:
             self._usage = chunk.usage
         if not chunk.choices or self._has_ended:
-            return
+            return self._has_ended
         choice = chunk.choices[0]
         delta = choice.delta
         if delta.content:
@@ -247,13 +255,14 @@ class Asking:
             )
         self._take_text(delta)
         if choice.finish_reason is None:
-            return
+            return False
         if choice.finish_reason not in (*REASONS, FILTERED):
             raise Broken(f"it ends an answer by {choice.finish_reason}")
         self._has_ended = True
         self._reason = REASONS.get(choice.finish_reason)
         if self._reason == "stop":
             self._stop_reason = choice.stop_reason
+        return True
 
     def _take_text(self, delta: Delta) -> None:
         text = self._answer.feed(delta)

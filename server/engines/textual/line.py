@@ -26,6 +26,7 @@ LOOK_SECONDS = 10.0  # for a list of models
 MAX_LIST_BYTES = 1_000_000
 FIRST_SECONDS = 300.0  # of silence, until the engine says something of an answer
 NEXT_SECONDS = 60.0  # of silence after that
+LAST_SECONDS = 5.0  # for the figures of an answer that has ended
 DONE = b"[DONE]"
 STREAM = "text/event-stream"
 
@@ -35,6 +36,7 @@ class Patience(msgspec.Struct, frozen=True):
 
     first: float = FIRST_SECONDS
     next: float = NEXT_SECONDS
+    last: float = LAST_SECONDS
 
 
 class Line:
@@ -49,11 +51,12 @@ class Line:
         return await ask(self._address, Call("/models"), LOOK_SECONDS, MAX_LIST_BYTES)
 
     async def chat(
-        self, body: Mapping[str, Any], take: Callable[[Chunk], None], max_bytes: int
+        self, body: Mapping[str, Any], take: Callable[[Chunk], bool], max_bytes: int
     ) -> None:
         """Have `take` called with each event of a streamed answer; return when it is over.
 
-        Raises `RemoteProblem`, also what `take` raises of these.
+        `take` says whether the answer has ended, so that only its figures can still follow: what
+        goes wrong with these is no problem. Raises `RemoteProblem`, also what `take` raises.
         """
         reply = _Reply(take, max_bytes, self._patience)
         exchange = await start(self._address, Call("/chat/completions", body), reply)
@@ -66,11 +69,12 @@ class Line:
 class _Reply:
     """Takes one stream."""
 
-    def __init__(self, take: Callable[[Chunk], None], max_bytes: int, patience: Patience) -> None:
+    def __init__(self, take: Callable[[Chunk], bool], max_bytes: int, patience: Patience) -> None:
         self._take = take
         self._bytes_left = max_bytes
         self._patience = patience
         self._seconds = patience.first
+        self._last_timer: asyncio.TimerHandle | None = None  # set when the answer has ended
         self._events = EventReader()
         self._status = 0
         self._refusal = bytearray()
@@ -80,12 +84,17 @@ class _Reply:
 
     async def read(self) -> None:
         """Return when all of it is here. Silence is looked at, so that no token starts a timer."""
-        while not self._done.done():
-            left = self._heard_at + self._seconds - self._loop.time()
-            if left <= 0:
-                raise Silent(f"it was silent for {self._seconds:g} s")
-            await asyncio.wait([self._done], timeout=left)
-        self._done.result()
+        try:
+            while not self._done.done():
+                left = self._heard_at + self._seconds - self._loop.time()
+                if left <= 0:
+                    raise Silent(f"it was silent for {self._seconds:g} s")
+                # Not longer, since the first event makes what is left shorter.
+                await asyncio.wait([self._done], timeout=min(left, self._patience.next))
+            self._done.result()
+        finally:
+            if self._last_timer is not None:
+                self._last_timer.cancel()
 
     def began(self, status: int, content_type: str) -> None:
         self._status = status
@@ -106,12 +115,20 @@ class _Reply:
             if event == DONE:
                 self._done.set_result(None)
             else:
-                self._seconds = self._patience.next
-                self._take(_chunk(event))
+                self._read(_chunk(event))
+
+    def _read(self, chunk: Chunk) -> None:
+        has_ended = self._take(chunk)
+        if chunk.says_something:
+            self._seconds = self._patience.next
+        if has_ended and self._last_timer is None:
+            self._last_timer = self._loop.call_later(self._patience.last, self.ended, None)
 
     def ended(self, problem: RemoteProblem | None) -> None:
         if self._done.done():
             return
+        if self._last_timer is not None:
+            problem = None
         if problem is None and self._status != 200:
             problem = BadStatus(self._status, message_of(self._status, bytes(self._refusal)))
         if problem is None:

@@ -38,7 +38,7 @@ from tests.server.engines.textual.stand_in import (
     usage,
 )
 
-HASTY = Patience(first=1.0, next=1.0)
+HASTY = Patience(first=1.0, next=1.0, last=0.2)
 
 
 async def test_an_answer_is_shown_as_it_comes_and_counted_by_the_engine(open_engine: Open) -> None:
@@ -97,6 +97,30 @@ async def test_white_space_at_the_seam_is_neither_lost_nor_said_twice(open_engin
     await asker.ask()
     assert asker.text == "One.\n\nTwo"
     assert [asked["messages"][-1]["content"] for asked in stand_in.asked[1:]] == ["One.", "One."]
+
+
+@pytest.mark.parametrize("server", ["vllm", "system"])
+@pytest.mark.parametrize("fault", ["cut", "silent", "broken"])
+async def test_an_answer_that_the_engine_has_ended_has_ended_whatever_follows(
+    open_engine: Open, server: str, fault: str
+) -> None:
+    stand_in = StandIn(server=server)
+    asker = await open_engine(stand_in, patience=HASTY)
+    rest = {"cut": [], "silent": [asyncio.Event()], "broken": [b"data: {\n\n", DONE]}[fault]
+    pieces = [chunk("One."), chunk(reason="stop"), *rest]
+    stand_in.replies.append(Reply(pieces, is_cut=True))
+    last = await asker.ask()
+    assert (asker.text, last.outputs[0].finish_reason, last.error) == ("One.", "stop", None)
+    assert len(stand_in.asked) == 1
+
+
+async def test_an_engine_that_breaks_off_after_each_word_comes_to_an_end(open_engine: Open) -> None:
+    stand_in = StandIn()
+    asker = await open_engine(stand_in)
+    stand_in.replies += [broken(f"{number} ") for number in range(100)]
+    last = await asker.ask(params={"max_tokens": 5})
+    assert last.outputs[0].finish_reason == "error"
+    assert len(stand_in.asked) < 10
 
 
 async def test_an_engine_that_goes_on_with_no_answer_leaves_it_incomplete(
