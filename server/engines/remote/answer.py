@@ -28,6 +28,7 @@ class OpenAnswer:
         self.token_ids: list[int] = []  # that it has had here, all of which were handed on
         self.name = ""  # by which the engine knows the present try
         self.exchange: Exchange | None = None  # of the present try, if it has a connection
+        self.was_asked = False  # an engine may still compute what a try has asked for
         self.num_tries_in_vain = 0
         self.began_at = 0.0  # the present try, time.monotonic()
         self.is_aborting = False  # it takes no more tokens

@@ -318,6 +318,7 @@ class RemoteLink:
                     self._refuse_to_continue(answer)
                 continue
             except BadStatus as problem:
+                answer.was_asked = False
                 if problem.is_busy and num_busy < MAX_BUSY_TRIES:
                     num_busy += 1
                     answer.num_tries_in_vain -= 1
@@ -358,7 +359,7 @@ class RemoteLink:
             reader, lambda step: self._take(answer, step), self._beat, is_whole=is_gap
         )
         started = await exchange.start(self._address, call, reply)
-        answer.exchange = started
+        answer.exchange, answer.was_asked = started, True
         try:
             await reply.wait(self._patience.first_byte, self._patience.next_byte)
         finally:
@@ -410,7 +411,7 @@ class RemoteLink:
     async def _abort(self, answer: OpenAnswer) -> None:
         """End an answer there. It ends here when the engine has said that it knows."""
         task, call = self._trying.get(answer.request.request_id), self._dialect.abort(answer.name)
-        is_confirmed = answer.exchange is None  # it was not asked for yet
+        is_confirmed = not answer.was_asked
         if not is_confirmed and call is not None and await self._tell(call) and task is not None:
             await asyncio.wait([task], timeout=ABORT_CONFIRM_SECONDS)  # its stream ends
             is_confirmed = task.done()

@@ -37,18 +37,23 @@ class StreamedReply:
         self._content = bytearray()  # of what is no stream
         self._error_status: int | None = None
         self._is_finished = False  # nothing that still comes is of use
-        self._signs = 0
-        self._done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._has_begun = False  # a token of it has come
+        self._loop = asyncio.get_running_loop()
+        self._heard_at = self._loop.time()
+        self._done: asyncio.Future[None] = self._loop.create_future()
 
     async def wait(self, first_seconds: float, next_seconds: float) -> None:
-        """Return when it has ended as it should. Raises `RemoteProblem`, `Silent` for no byte."""
-        seconds, signs = first_seconds, -1
+        """Return when it has ended as it should. Raises `RemoteProblem`, `Silent` for no byte.
+
+        It may be silent for `first_seconds` before its first token, then for `next_seconds`.
+        """
         while not self._done.done():
-            if signs == self._signs:
+            seconds = next_seconds if self._has_begun else first_seconds
+            left = self._heard_at + seconds - self._loop.time()
+            if left <= 0:
                 raise Silent(f"nothing more of the answer has come for {seconds:g} s")
-            signs = self._signs
-            seconds = next_seconds if signs else first_seconds
-            await asyncio.wait([self._done], timeout=seconds)
+            # Not longer, since the first token makes what is left shorter.
+            await asyncio.wait([self._done], timeout=min(left, next_seconds))
         self._done.result()
 
     # ---- from the exchange
@@ -98,6 +103,7 @@ class StreamedReply:
             return
         if step.error is not None:
             raise Broken(f"the engine says: {step.error}")
+        self._has_begun = self._has_begun or bool(step.token_ids)
         reason = step.finish_reason
         if reason == "gap" or (self._is_whole and reason == "length"):
             step.finish_reason = None
@@ -111,7 +117,7 @@ class StreamedReply:
         return BadStatus(status, message_of(status, bytes(self._content)))
 
     def _sign(self) -> None:
-        self._signs += 1
+        self._heard_at = self._loop.time()
         self._on_sign()
 
     def _settle(self, problem: RemoteProblem | None) -> None:

@@ -206,9 +206,22 @@ async def test_an_answer_of_which_nothing_comes_is_asked_for_again(
     stand_in: StandIn, join: Join
 ) -> None:
     await stand_in.start()
-    joined = await join(stand_in, patience=Patience(look=0.01, first_byte=0.1))
+    joined = await join(stand_in, patience=Patience(look=0.01, first_byte=1.0))
     stand_in.faults.append("silent")
     assert (await joined.ask()).token_ids == WHOLE
+
+
+async def test_an_answer_that_stands_still_is_asked_for_again_from_there(
+    stand_in: StandIn, join: Join
+) -> None:
+    stand_in.pace = asyncio.Semaphore(3)
+    await stand_in.start()
+    joined = await join(stand_in, patience=Patience(look=0.01, first_byte=PATIENCE, next_byte=1.0))
+    stream = await joined.add()
+    await settle(lambda: stand_in.num_open == 1 and stand_in.pace.locked())
+    await settle(lambda: len(stand_in.asked) == 2)
+    stand_in.let(100)
+    assert (await read(stream)).token_ids == WHOLE
 
 
 async def test_an_engine_that_lives_and_answers_nothing_is_left_alone_for_a_while(
@@ -314,6 +327,20 @@ async def test_a_stop_before_the_engine_was_asked_is_confirmed_at_once(join: Joi
     await joined.engine.abort("r")
     answer = await read(stream)
     assert (answer.reason, answer.is_confirmed, answer.token_ids) == ("abort", True, [])
+
+
+async def test_a_stop_between_two_tries_is_not_confirmed_by_nobody(join: Join) -> None:
+    stand_in = LlamaCppStandIn()  # which may compute for a second what nobody reads
+    await stand_in.start()
+    joined = await join(stand_in, patience=Patience(look=0.01, again=(PATIENCE, PATIENCE)))
+    stand_in.faults.append("cut")
+    stream = await joined.add()
+    await settle(lambda: stand_in.asked and stand_in.num_open == 0)
+    (state,) = joined.engine.output_processor.request_states.values()
+    await settle(lambda: joined.link._num_failures == 1 and len(state.token_ids) == 2)
+    await joined.engine.abort("r")
+    answer = await read(stream)
+    assert (answer.reason, answer.is_confirmed) == ("abort", False)
 
 
 async def test_no_try_has_a_name_that_another_begins_with(join: Join) -> None:
