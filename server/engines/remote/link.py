@@ -446,6 +446,7 @@ class RemoteLink:
         if not self._is_open(answer):
             return
         self._forget(answer)
+        message = self._address.without_key(message)
         logger.warning("answer failed", url=self._address.url, code=code, problem=message)
         error = (code, message[:MAX_ERROR_CHARACTERS])
         request_id = answer.request.request_id
@@ -473,6 +474,7 @@ class RemoteLink:
         for answer in answers:
             self._end_try(answer)
         self.ready = self.stats = None
+        reason = self._address.without_key(reason)
         self._look_now.set()
         logger.warning("engine lost", url=self._address.url, reason=reason)
         self._set_state(CoreState.DEAD, reason)

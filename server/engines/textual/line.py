@@ -62,6 +62,9 @@ class Line:
         exchange = await start(self._address, Call("/chat/completions", body), reply)
         try:
             await reply.read()
+        except BadStatus as problem:
+            message = self._address.without_key(problem.message)
+            raise BadStatus(problem.status, message) from None
         finally:
             exchange.close()
 
@@ -98,7 +101,7 @@ class _Reply:
 
     def began(self, status: int, content_type: str) -> None:
         self._status = status
-        if status == 200 and not content_type.startswith(STREAM):
+        if status == 200 and content_type.partition(";")[0].strip().lower() != STREAM:
             raise Broken("its answer is no stream of events")
 
     def took(self, data: bytes) -> None:

@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 from server.engines.remote.wire.problems import Misfit
 
 MAX_KEY_BYTES = 4096
+HIDDEN = "***"  # in the place of a key
 DEFAULT_PORTS = {"http": 80, "https": 443}
 
 
@@ -50,6 +51,14 @@ class RemoteAddress:
         if not key or len(key) > MAX_KEY_BYTES or not all(32 < byte < 127 for byte in key):
             raise Misfit(f"{self.key_file} holds no key: one line of printable characters")
         return key.decode()
+
+    def without_key(self, text: str) -> str:
+        """What an engine says, which may be what it was sent, for logs and for clients."""
+        try:
+            key = self.key()
+        except Misfit:
+            return text
+        return text if key is None else text.replace(key, HIDDEN)
 
     @cached_property
     def trust(self) -> ssl.SSLContext | None:

@@ -24,6 +24,7 @@ from server.engines.remote.wire.problems import (
 )
 
 CONNECT_SECONDS = 5.0
+PLAIN = b"identity"  # how replies are encoded
 MAX_HEAD_BYTES = 64 * 1024
 CUT = "the connection was closed before the end of the reply"
 MAX_REPLY_BYTES = 4 << 20  # of a reply that comes as a whole
@@ -93,7 +94,10 @@ class Exchange(asyncio.Protocol):
                 if isinstance(event, h11.Data):
                     self._receiver.took(bytes(event.data))
                 elif isinstance(event, h11.Response):
-                    kind = dict(event.headers).get(b"content-type", b"")
+                    headers = dict(event.headers)
+                    if headers.get(b"content-encoding", PLAIN).strip().lower() != PLAIN:
+                        raise Broken("its reply is compressed, and was asked for as it is")
+                    kind = headers.get(b"content-type", b"")
                     self._receiver.began(event.status_code, kind.decode("latin-1"))
                 elif isinstance(event, h11.EndOfMessage):
                     self._end(None)
@@ -138,6 +142,7 @@ def _encode(address: RemoteAddress, call: Call, connection: h11.Connection) -> b
         ("Host", address.authority),
         ("User-Agent", "parley"),
         ("Accept", "text/event-stream, application/json"),
+        ("Accept-Encoding", "identity"),
         ("Connection", "close"),
     ]
     if (key := address.key()) is not None:
@@ -200,7 +205,8 @@ async def ask(
     finally:
         exchange.close()
     if whole.status != 200:
-        raise BadStatus(whole.status, message_of(whole.status, bytes(whole.content)))
+        message = message_of(whole.status, bytes(whole.content))
+        raise BadStatus(whole.status, address.without_key(message))
     return bytes(whole.content)
 
 

@@ -28,6 +28,7 @@ from tests.server.engines.textual.asking import HELLO, Open
 from tests.server.engines.textual.stand_in import (
     DONE,
     JSON,
+    STREAM,
     Reply,
     StandIn,
     broken,
@@ -285,6 +286,30 @@ async def test_what_the_engine_refuses_is_told_in_its_words(open_engine: Open) -
     assert (last.error.code, last.error.message) == ("invalid_request", "the schema has no type")
 
 
+async def test_an_engine_that_repeats_our_key_tells_it_to_nobody(
+    open_engine: Open, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    key_file = tmp_path / "key"
+    key_file.write_text("sk-secret")
+    stand_in = StandIn()
+    asker = await open_engine(stand_in, key_file=key_file)
+    message = "no such header: Bearer sk-secret"
+    stand_in.replies += [refused(401, message), refused(400, message)]
+    last = await asker.ask()
+    assert last.error is not None and last.error.message == "no such header: Bearer ***"
+    assert "sk-secret" not in "".join(capfd.readouterr())
+
+
+async def test_a_stream_is_one_however_its_type_is_written(open_engine: Open) -> None:
+    stand_in = StandIn()
+    asker = await open_engine(stand_in)
+    said_so = said("Yes")
+    said_so.headers = {"Content-Type": "Text/Event-Stream; charset=latin-1"}
+    stand_in.replies.append(said_so)
+    await asker.ask()
+    assert asker.text == "Yes"
+
+
 async def test_an_engine_that_is_busy_is_asked_again(open_engine: Open) -> None:
     stand_in = StandIn()
     asker = await open_engine(stand_in)
@@ -299,6 +324,7 @@ MISBEHAVIOUR = {
     "no event": Reply([b"data: {not json}\n\n"]),
     "half a character": Reply([b'data: {"choices": [{"delta": {"content": "\\ud800"}}]}\n\n']),
     "no stream": Reply([b"{}"], headers=JSON),
+    "compressed": Reply([chunk("Bad")], headers=STREAM | {"Content-Encoding": "gzip"}),
     "elsewhere": Reply([], 307, {"Location": "http://127.0.0.1:1/"}),
     "an end without a reason": Reply([DONE]),
     "no UTF-8": Reply([b'data: {"choices": [{"delta": {"content": "\xff"}}]}\n\n']),

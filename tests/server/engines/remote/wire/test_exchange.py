@@ -106,6 +106,23 @@ async def test_a_file_without_a_key_is_refused_by_name(content: str | None, tmp_
     assert content is None or not content or content not in str(refused.value)
 
 
+async def test_a_key_that_is_repeated_is_not_told(tmp_path: Path) -> None:
+    key = tmp_path / "key"
+    key.write_text("secret")
+    head = b"HTTP/1.1 401 No\r\nContent-Length: 14\r\n\r\n"
+    async with serving(head + b"secret is none") as (port, _):
+        address = RemoteAddress(f"http://127.0.0.1:{port}", key_file=key)
+        problem = await problem_of(ask(address, Call("/"), PATIENCE))
+    assert problem == "status 401: *** is none"
+
+
+async def test_a_reply_that_is_compressed_is_none() -> None:
+    head = b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: 2\r\n\r\n{}"
+    async with serving(head) as (port, sent):
+        problem = await problem_of(ask(RemoteAddress(f"http://127.0.0.1:{port}"), Call("/"), 9))
+    assert "compressed" in problem and b"Accept-Encoding: identity" in sent[0]
+
+
 @pytest.mark.parametrize("status", [301, 302, 307, 308])
 async def test_redirects_are_not_followed(status: int) -> None:
     async with serving(OK) as (elsewhere, sent):
