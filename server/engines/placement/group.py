@@ -321,8 +321,9 @@ class EngineGroup:
         )
         self._answers[request_id] = answer
         try:
-            async for output in self._outputs(answer):
-                yield output
+            async with contextlib.aclosing(self._outputs(answer)) as outputs:
+                async for output in outputs:
+                    yield output
         finally:
             del self._answers[request_id]
             self._look()

@@ -404,6 +404,19 @@ async def test_a_reader_that_leaves_ends_its_answer(site: Site) -> None:
     assert not any(member.num_answers for member in site.members)
 
 
+async def test_when_a_reader_has_closed_its_answer_no_engine_writes_it_any_more(
+    site: Site,
+) -> None:
+    outputs = site.group.generate({"prompt_token_ids": PROMPT}, params_of(), "r")
+    reading = asyncio.ensure_future(anext(outputs))
+    await site.settle()
+    mine, _ = site.at("r")
+    mine.emit("r", ids_of(site, "Once")[0])
+    await reading
+    await outputs.aclose()
+    assert [member.num_answers for member in site.members] == [0, 0]
+
+
 async def test_after_a_shutdown_nothing_waits(site: Site) -> None:
     reader = site.read("r")
     waiting = asyncio.create_task(site.group.wait_ready())
