@@ -416,7 +416,8 @@ class EngineGroup:
             async with asyncio.timeout(MAX_GAP_SECONDS):
                 while member is None and not answer.is_stopped and not self._is_closed:
                     await self._wait_for_news()
-                    member = self._choose(answer, avoided)
+                    if not (answer.is_suspect and self._are_others_first(answer)):
+                        member = self._choose(answer, avoided)
         except TimeoutError:
             raise EngineDeadError(f"no engine for {MAX_GAP_SECONDS:g} s") from None
         if self._is_closed:

@@ -222,6 +222,27 @@ async def test_suspects_are_tried_one_by_one_after_all_that_are_harmless(site: S
     assert {sent.request_id.split("-")[0] for sent in other.sent} == set(readers)
 
 
+async def test_suspects_that_have_waited_for_an_engine_are_tried_one_by_one_too(
+    site: Site,
+) -> None:
+    dying, other = site.links["a"], site.links["b"]
+    other.die()
+    for name in ("deadly", "poor"):
+        site.read(name)
+    await site.settle()
+    other.come()
+    dying.die()
+    other.die()
+    await site.settle()
+    assert other.sent == []
+    other.come()
+    await site.settle()
+    (tried,) = other.sent
+    other.emit(tried.request_id.split("-")[0], ids_of(site)[0])
+    await site.settle()
+    assert len(other.sent) == 2
+
+
 async def test_one_that_only_waited_its_turn_is_no_suspect(site: Site) -> None:
     site.links["b"].die()
     site.read("waiting")
