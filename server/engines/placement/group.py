@@ -133,8 +133,9 @@ class EngineGroup:
 
     def _take_state(self, member: Member, state: CoreState, reason: str) -> None:
         if state is CoreState.DEAD:
+            # One that cannot move stays with its engine, whose client sees what it has.
             for answer in self.answers_at(member):
-                if not answer.is_moving:
+                if not answer.is_moving and answer.can_move:
                     answer.note_loss()
                 if answer.problem is not None:  # also where it would wait for the next core
                     self._tell_to_end(answer)

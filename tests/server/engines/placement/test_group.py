@@ -276,6 +276,26 @@ async def test_what_cannot_be_joined_stays_with_its_engine(site: Site) -> None:
         assert not site.at(name)[1].ids(name)
 
 
+async def test_what_stays_with_its_engine_goes_on_there_after_each_death_that_followed_a_token(
+    site: Site,
+) -> None:
+    reader = site.read("r", on_delta=False, params=params_of(n=2))
+    await site.settle()
+    mine, _ = site.at("r")
+    for token_id in ids_of(site)[:3]:
+        for child in ("0_r", "1_r"):
+            mine.emit(child, token_id)
+        await site.settle()
+        mine.die()
+        mine.come()
+        await site.settle()
+    for child in ("0_r", "1_r"):
+        mine.emit(child, finish_reason="length")
+    await reader.task
+    assert reader.end is not None and reader.end.error is None
+    assert {each.finish_reason for each in reader.end.outputs} == {"length"}
+
+
 # ---- an engine fails ----------------------------------------------------------------------------
 
 
