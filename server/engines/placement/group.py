@@ -368,8 +368,8 @@ class EngineGroup:
         assert member is not None
         if answer.is_stopped or answer.problem is not None or not answer.can_move:
             return False
-        if answer.is_moving:
-            return output.outputs[0].finish_reason == "abort"
+        if answer.is_moving and output.outputs[0].finish_reason == "abort":
+            return True
         code = None if output.error is None else output.error.code
         if code not in (ENGINE_ERROR, CANNOT_CONTINUE):
             return False

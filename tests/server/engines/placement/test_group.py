@@ -533,6 +533,22 @@ async def test_an_engine_that_is_removed_hands_its_answers_over_and_is_closed(
     assert reader.text == ANSWER
 
 
+async def test_an_answer_that_fails_while_it_is_moved_goes_on_all_the_same(site: Site) -> None:
+    ids = ids_of(site)
+    reader = site.read("r")
+    await site.settle()
+    mine, other = site.at("r")
+    mine.emit("r", *ids[:11])
+    await site.settle()
+    mine.emit("r", finish_reason="error", error=("engine_error", "it broke off"))
+    site.change(site.place_of("r"), is_draining=True, must_move=True)
+    await site.settle()
+    assert other.sent[0].resume_token_ids == ids[:11]
+    other.emit("r", *ids[11:], finish_reason="length")
+    await reader.task
+    assert (reader.text, reader.reason) == (ANSWER, "length")
+
+
 async def test_an_engine_that_is_added_takes_answers(site: Site) -> None:
     site.add("c")
     await site.settle()
