@@ -14,6 +14,7 @@ import msgspec
 from server.engines.client import (
     DeltaCallback,
     EngineClient,
+    Exactness,
     OutputError,
     RequestOutput,
     RequestOutputKind,
@@ -67,6 +68,19 @@ class PlacedAnswer:
         """Whether what comes of it can be joined to what has come."""
         kind, scores = self.params.output_kind, self.params.scores_prompt
         return kind is RequestOutputKind.DELTA and self.params.n == 1 and not scores
+
+    @property
+    def may_be_moved(self) -> bool:
+        """Whether its engine could be told now to give it up."""
+        is_ending = self.is_moving or self.is_stopped or self.problem is not None
+        return self.can_move and not is_ending
+
+    def can_go_on_at(self, member: Member) -> bool:
+        """As far as is known before that is asked: who has no state of a form begins it anew."""
+        exactness = member.engine.exactness
+        if not self.token_ids or exactness is Exactness.EXACT:
+            return True
+        return exactness is not Exactness.NONE and self.params.structured_outputs is None
 
     @property
     def has_begun(self) -> bool:

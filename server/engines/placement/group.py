@@ -68,6 +68,8 @@ class EngineGroup:
         self._state = CoreState.CONNECTING
         self._statuses: Sequence[EngineStatus] = ()
         self._placement = Placement()
+        self._parting: list[Member] = []  # which have answers still, and are engines no more
+        self._next_look: asyncio.TimerHandle | None = None  # of answers that wait to move
         self._answers: dict[str, PlacedAnswer] = {}
         self._exactness = Exactness.EXACT
         self._background = Background()
@@ -93,9 +95,6 @@ class EngineGroup:
         names = {status.name for status in statuses}
         for member in [each for each in self.members if each.name not in names]:
             self._remove(member)
-        for member in self.members:
-            if member.status.must_move:
-                self._move_all(member)
         self._look()
 
     def figures(self) -> list[EngineFigures]:
@@ -120,13 +119,14 @@ class EngineGroup:
         member.is_leaving = True
         self.members.remove(member)
         self._placement.forget(member)
-        self._move_all(member)
+        self._parting.append(member)
         self._background.spawn(self._part(member))
 
     async def _part(self, member: Member) -> None:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(MAX_GAP_SECONDS):
                 await self._until(lambda: not member.num_answers or self._is_closed)
+        self._parting.remove(member)
         member.engine.shutdown()
 
     # ---- how they are ---------------------------------------------------------------------------
@@ -142,16 +142,24 @@ class EngineGroup:
         self._look(reason)
 
     def _look(self, reason: str = "") -> None:
-        """Something is another way: who waits looks, and answers leave an engine that is lost."""
+        """Something is another way: who waits looks, and answers leave an engine that they must
+        leave, as soon as another one takes them.
+        """
         news, self._news = self._news, asyncio.Event()
         news.set()
-        for member in self.members:
-            if member.is_lost and member.num_answers:
-                self._move_all(member)
+        left = [each for each in (*self.members, *self._parting) if each.gives_up]
+        are_waiting = [member for member in left if not self._move_all(member)]
+        if are_waiting and self._next_look is None and not self._is_closed:
+            # The pause of an engine ends without a word.
+            self._next_look = asyncio.get_running_loop().call_later(LOOK_SECONDS, self._look_again)
         state = self.core_state
         if state is not self._state:
             self._state = state
             self._on_core_state(state, reason)
+
+    def _look_again(self) -> None:
+        self._next_look = None
+        self._look()
 
     async def _until(self, is_so: Callable[[], bool]) -> None:
         while not is_so():
@@ -438,15 +446,15 @@ class EngineGroup:
             answer.is_on_trial or (answer.is_moving and not answer.is_suspect) for answer in others
         )
 
-    def _move_all(self, member: Member) -> None:
-        """Have its answers go on elsewhere, if they can and there is a place for them."""
-        if not any(other.takes_new for other in self.members if other is not member):
-            return
-        for answer in self.answers_at(member):
-            is_ending = answer.is_moving or answer.is_stopped or answer.problem is not None
-            if answer.can_move and not is_ending:
+    def _move_all(self, member: Member) -> bool:
+        """Have its answers go on elsewhere, if they can; False if there is no place for them."""
+        answers = [answer for answer in self.answers_at(member) if answer.may_be_moved]
+        others = [other for other in self.members if other is not member and other.takes_new]
+        for answer in answers if others else ():
+            if member.is_lost or any(answer.can_go_on_at(other) for other in others):
                 answer.is_moving = True
                 self._tell_to_end(answer)
+        return bool(others) or not answers
 
     def _tell_to_end(self, answer: PlacedAnswer) -> None:
         assert answer.member is not None

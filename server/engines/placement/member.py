@@ -46,6 +46,11 @@ class Member:
         return self.engine.core_state is CoreState.DEAD
 
     @property
+    def gives_up(self) -> bool:
+        """Its answers are to go on elsewhere."""
+        return self.num_answers > 0 and (self.is_lost or self.is_leaving or self.status.must_move)
+
+    @property
     def is_full(self) -> bool:
         """A further answer would wait there, or push others out of memory."""
         stats = self.engine.stats

@@ -14,6 +14,7 @@ from server.engines.client import (
     QueueOverflowError,
     RequestOutputKind,
     RetryableRequestError,
+    StructuredOutputsParams,
     ValidationError,
 )
 from tests.server.helpers.scripted_links import ANSWER, CONTEXT, PROMPT, Site, params_of
@@ -533,6 +534,79 @@ async def test_an_engine_that_is_removed_hands_its_answers_over_and_is_closed(
     assert reader.text == ANSWER
 
 
+@pytest.mark.parametrize("is_removed", [True, False])
+async def test_answers_leave_an_engine_as_soon_as_another_one_takes_them(
+    site: Site, is_removed: bool
+) -> None:
+    ids = ids_of(site)
+    reader = site.read("r")
+    await site.settle()
+    mine, other = site.at("r")
+    name = site.place_of("r")
+    mine.emit("r", *ids[:11])
+    other.stall()
+    if is_removed:
+        site.remove(name)
+    else:
+        site.change(name, is_draining=True, must_move=True)
+    await site.settle()
+    mine.emit("r", *ids[11:13])
+    await site.settle()
+    assert mine.aborted == [] == other.sent
+    other.come()
+    await site.settle()
+    assert other.sent[0].resume_token_ids == ids[:13]
+    other.emit("r", *ids[13:], finish_reason="length")
+    await reader.task
+    assert (reader.text, reader.token_ids) == (ANSWER, ids)
+    assert mine.is_closed is is_removed
+
+
+async def test_answers_of_an_engine_that_dies_after_it_was_removed_wait_for_no_deadline(
+    site: Site,
+) -> None:
+    ids = ids_of(site)
+    reader = site.read("r")
+    await site.settle()
+    mine, other = site.at("r")
+    mine.emit("r", *ids[:11])
+    other.stall()
+    site.remove(site.place_of("r"))
+    await site.settle()
+    mine.die()
+    other.come()
+    await site.settle()
+    assert other.sent[0].resume_token_ids == ids[:11]
+    other.emit("r", *ids[11:], finish_reason="length")
+    await reader.task
+    assert reader.text == ANSWER
+
+
+async def test_answers_of_a_dead_engine_go_on_when_the_pause_of_another_one_is_over(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("server.engines.placement.group.LOOK_SECONDS", 0.0)
+    ids = ids_of(site)
+    reader = site.read("r")
+    await site.settle()
+    mine, other = site.at("r")
+    mine.emit("r", *ids[:11])
+    await site.settle()
+    paused = next(member for member in site.members if site.links[member.name] is other)
+    now = asyncio.get_running_loop().time()
+    for _ in range(3):
+        paused.breaker.fail(now)
+    mine.die()
+    await site.settle()
+    assert other.sent == []
+    paused.breaker.succeed()
+    await site.settle()
+    assert other.sent[0].resume_token_ids == ids[:11]
+    other.emit("r", *ids[11:], finish_reason="length")
+    await reader.task
+    assert reader.text == ANSWER
+
+
 async def test_an_answer_that_fails_while_it_is_moved_goes_on_all_the_same(site: Site) -> None:
     ids = ids_of(site)
     reader = site.read("r")
@@ -547,6 +621,25 @@ async def test_an_answer_that_fails_while_it_is_moved_goes_on_all_the_same(site:
     other.emit("r", *ids[11:], finish_reason="length")
     await reader.task
     assert (reader.text, reader.reason) == (ANSWER, "length")
+
+
+@pytest.mark.parametrize("exactness", [Exactness.TOKENS, Exactness.TEXT])
+async def test_an_answer_with_a_form_stays_where_no_other_engine_could_go_on_with_it(
+    site: Site, exactness: Exactness
+) -> None:
+    form = StructuredOutputsParams(json_object=True)
+    reader = site.read("r", params=params_of(structured_outputs=form))
+    await site.settle()
+    mine, other = site.at("r")
+    other.exactness = exactness
+    mine.emit("r", *ids_of(site, "{}"))
+    await site.settle()
+    site.change(site.place_of("r"), is_draining=True, must_move=True)
+    await site.settle()
+    assert mine.aborted == [] == other.sent
+    mine.emit("r", finish_reason="stop")
+    await reader.task
+    assert (reader.text, reader.reason) == ("{}", "stop")
 
 
 async def test_an_engine_that_is_added_takes_answers(site: Site) -> None:
