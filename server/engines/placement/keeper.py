@@ -58,6 +58,7 @@ class GroupKeeper:
         self._kept = [KeptEngine(entry, engine) for entry, engine in engines]
         self._prepare, self._wake = prepare, wake
         self._leaving: list[ManagedEngine] = []  # which end soon
+        self._unready: list[KeptEngine] = []  # removed, and a thread may still make them ready
         lead = self._kept[0]
         # What workers must know before they join any of them is the same of all.
         self.connect_options: Mapping[str, Any] = {
@@ -134,8 +135,9 @@ class GroupKeeper:
             engine.start()
 
     def watch(self) -> bool:
-        for kept in list(self._kept):
+        for kept in [*self._kept, *self._unready]:
             self._take_outcome(kept)
+        for kept in list(self._kept):
             if kept.engine is None or kept.is_given_up or kept.engine.watch():
                 continue
             kept.is_given_up = True
@@ -206,6 +208,8 @@ class GroupKeeper:
             timer = threading.Timer(PARTING_SECONDS, self._part, (kept.engine,))
             timer.daemon = True
             timer.start()
+        elif kept.status.problem is None:
+            self._unready.append(kept)
 
     def _part(self, engine: ManagedEngine) -> None:
         """In a thread of its own. `stop` does it first where everything ends."""
@@ -214,7 +218,11 @@ class GroupKeeper:
 
     def _take_outcome(self, kept: KeptEngine) -> None:
         outcome, kept.outcome = kept.outcome, None
-        if isinstance(outcome, str):
+        if kept in self._unready and outcome is not None:
+            self._unready.remove(kept)
+            if not isinstance(outcome, str):
+                outcome.clean_up()  # it was never started
+        elif isinstance(outcome, str):
             logger.error("engine cannot be added", engine=kept.status.name, error=outcome)
             kept.change(problem=outcome)
             self.on_change()

@@ -212,6 +212,16 @@ def test_one_that_is_removed_ends_when_its_answers_have_had_time_to_move(
     assert group.keeper.watch() and "watch" not in group["native-2"].said
 
 
+def test_one_that_is_removed_before_it_is_ready_leaves_nothing_behind() -> None:
+    group = Group("native*1")
+    (entry,) = parse_engines(["vllm=https://gpu1;name=gpu"])
+    group.keeper.add(entry)
+    group.keeper.remove("gpu")
+    assert group.settle()
+    assert list(group.shown()) == ["native-1"]
+    assert group["gpu"].said == ["clean up"]
+
+
 def test_the_last_one_stays() -> None:
     group = Group("native*1")
     group.keeper.remove("native-1")
