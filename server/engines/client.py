@@ -40,7 +40,7 @@ from engine.client.parsing.marks import Marks
 from engine.client.parsing.parser import AnswerParser
 from engine.client.requests.core_link import CANNOT_CONTINUE
 from engine.lora import ADAPTER_FILES, LoRARequest, hash_adapter
-from engine.outputs import CompletionOutput, OutputError, TokenCounts
+from engine.outputs import CompletionOutput, OutputError, RequestMetrics, TokenCounts
 from engine.sampling_params import MIN_TEMPERATURE
 
 # Takes new text, its token ids, and their logprobs where they were asked for.
@@ -78,6 +78,7 @@ __all__ = [
     "PoolingRequestOutput",
     "PromptTooLongError",
     "QueueOverflowError",
+    "RequestMetrics",
     "RequestOutput",
     "RequestOutputKind",
     "RequestProgress",

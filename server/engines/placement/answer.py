@@ -16,6 +16,7 @@ from server.engines.client import (
     EngineClient,
     Exactness,
     OutputError,
+    RequestMetrics,
     RequestOutput,
     RequestOutputKind,
     RequestProgress,
@@ -55,6 +56,7 @@ class PlacedAnswer:
         self.is_stopped = False  # its reader wants it to end
         self.problem: str | None = None  # why it ends, though an engine could go on
         self.num_moves = 0
+        self.last_metrics: RequestMetrics | None = None  # of the engine that it has left
         # Engines in a row that died under it, and that failed, before it had another token.
         self._num_in_vain = self._num_failures = 0
         self._num_sent = 0  # tokens that it had when its engine was asked
@@ -175,6 +177,7 @@ class PlacedAnswer:
         text = self._text_of(token_ids, engine)
         if not text.startswith(before):
             return None
+        self.last_metrics = output.metrics
         answer.text, answer.finish_reason, answer.stop_reason = text[len(before) :], None, None
         output.finished, output.error = False, None
         return self.take(output)

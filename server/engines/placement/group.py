@@ -368,7 +368,7 @@ class EngineGroup:
             answer.num_moves += 1
             member.num_moved += 1
             logger.info("answer moves", engine=member.name, response_id=answer.request_id)
-        yield _aborted(answer)
+        yield answer.take(_aborted(answer))
 
     def _goes_on(self, answer: PlacedAnswer, output: RequestOutput, avoided: list[Member]) -> bool:
         """Whether this end is none: another engine goes on, and `avoided` has who could not."""
@@ -522,5 +522,6 @@ def _aborted(answer: PlacedAnswer) -> RequestOutput:
         prompt_logprobs=None,
         outputs=[end],
         finished=True,
+        metrics=answer.last_metrics,  # which say whether that engine has confirmed its end
         num_cached_tokens=None,
     )

@@ -421,6 +421,28 @@ async def test_a_stop_while_an_answer_moves_ends_it(site: Site) -> None:
     assert other.sent == []
 
 
+@pytest.mark.parametrize("is_dead", [True, False])
+async def test_an_answer_that_is_stopped_between_two_engines_is_free_if_the_first_has_said_so(
+    site: Site, is_dead: bool
+) -> None:
+    reader = site.read("r")
+    await site.settle()
+    mine, other = site.at("r")
+    mine.emit("r", *ids_of(site, "Once upon"))
+    await site.settle()
+    if is_dead:
+        mine.die()
+    else:
+        site.change(site.place_of("r"), is_draining=True, must_move=True)
+    other.stall()
+    await site.settle()
+    await site.group.abort("r")
+    await reader.task
+    assert (reader.text, reader.reason, other.sent) == ("Once upon", "abort", [])
+    assert reader.end is not None and reader.end.metrics is not None
+    assert reader.end.metrics.core_confirmed is not is_dead
+
+
 async def test_a_stop_ends_an_answer_that_waits_for_its_trial(site: Site) -> None:
     dying, other = site.links["a"], site.links["b"]
     other.die()
