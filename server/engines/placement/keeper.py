@@ -169,12 +169,24 @@ class GroupKeeper:
         return any(kept.status.name == name for kept in self._kept)
 
     def drain(self, name: str, *, is_draining: bool, must_move: bool = False) -> None:
-        """Let one take no new answers, or take them again; with `must_move` it keeps none."""
+        """Let one take no new answers, or take them again; with `must_move` it keeps none.
+
+        The last one that takes them goes on: workers that were asked at the same time did not know
+        of each other.
+        """
         for kept in self._kept:
-            if kept.status.name == name:
+            is_first = is_draining and not kept.status.is_draining
+            if kept.status.name == name and is_first and not self._has_others(kept):
+                logger.warning("engine does not drain: no other takes answers", engine=name)
+            elif kept.status.name == name:
                 kept.change(is_draining=is_draining, must_move=must_move and is_draining)
                 logger.info("engine drains" if is_draining else "engine is back", engine=name)
                 self.on_change()
+
+    def _has_others(self, kept: KeptEngine) -> bool:
+        """Whether another one takes new answers, or soon may."""
+        others = [each for each in self._kept if each is not kept and each.engine is not None]
+        return any(not (each.status.is_draining or each.is_given_up) for each in others)
 
     def add(self, entry: EngineEntry) -> None:
         """One more, which is made ready in a thread and then started."""
@@ -196,9 +208,11 @@ class GroupKeeper:
         threading.Thread(target=prepare, name="engine-prepare", daemon=True).start()
 
     def remove(self, name: str) -> None:
-        """One less; not the last one. What still runs there goes on at others, if it can."""
+        """One less; not the last one that takes answers. What still runs there goes on at others,
+        if it can.
+        """
         kept = next((kept for kept in self._kept if kept.status.name == name), None)
-        if kept is None or (len(self._managed) == 1 and kept.engine is not None):
+        if kept is None or (kept.engine is not None and not self._has_others(kept)):
             return
         self._kept.remove(kept)
         logger.info("engine is removed", engine=name)

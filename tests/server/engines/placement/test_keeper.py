@@ -179,6 +179,24 @@ def test_one_drains_and_is_back() -> None:
     assert group.num_changes == 2
 
 
+def test_of_two_that_are_drained_at_the_same_time_one_goes_on() -> None:
+    group = Group()
+    for name in ("native-1", "native-2"):
+        group.keeper.drain(name, is_draining=True)
+    assert [each.is_draining for each in group.keeper.engines] == [True, False]
+    group.keeper.drain("native-1", is_draining=True, must_move=True)
+    assert group.keeper.engines[0].must_move
+
+
+def test_one_stays_while_all_others_drain() -> None:
+    group = Group()
+    group.keeper.drain("native-1", is_draining=True)
+    group.keeper.remove("native-2")
+    assert list(group.shown()) == ["native-1", "native-2"]
+    group.keeper.remove("native-1")
+    assert list(group.shown()) == ["native-2"]
+
+
 def test_one_is_added_made_ready_in_a_thread_and_started() -> None:
     group = Group("native*1")
     (entry,) = parse_engines(["vllm=https://gpu1;name=gpu"])
