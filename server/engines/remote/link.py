@@ -39,6 +39,7 @@ from server.engines.remote.wire.problems import (
     RemoteProblem,
     Unreachable,
 )
+from sessions.background import Background, start
 
 logger = structlog.get_logger("server")
 
@@ -93,7 +94,7 @@ class RemoteLink:
         self._listener: weakref.ref[CoreListener] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._watching: asyncio.Task[None] | None = None
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._background = Background()
         self._answers: dict[str, OpenAnswer] = {}  # by internal id
         self._trying: dict[str, asyncio.Task[None]] = {}  # likewise
         self._num_failures = 0  # tries in a row, of any answers
@@ -118,7 +119,7 @@ class RemoteLink:
         if self._loop is not None:
             raise RuntimeError("a link belongs to one event loop")
         self._loop = loop
-        self._watching = loop.create_task(self._watch(), name=f"watch {self._address.url}")
+        self._watching = start(self._watch())
 
     def send(self, message: ClientMessage) -> bool:
         if self.ready is None or self._is_closed:
@@ -140,7 +141,7 @@ class RemoteLink:
         elif answer.is_held_to_form and message.resume_token_ids:
             self._soon(self._refuse_to_continue, answer)
         else:
-            task = asyncio.get_running_loop().create_task(self._carry_out(answer))
+            task = start(self._carry_out(answer))
             self._trying[message.request_id] = task
             task.add_done_callback(lambda done: self._trying.pop(message.request_id, None))
         return True
@@ -155,7 +156,7 @@ class RemoteLink:
             if answer is not None and not answer.is_aborting:
                 answer.is_aborting = True
                 self._num_aborts += 1
-                self._spawn(self._abort(answer))
+                self._background.spawn(self._abort(answer))
 
     def call(self, name: str, *args: Any) -> Awaitable[Any]:
         self.attach()
@@ -382,7 +383,7 @@ class RemoteLink:
             self._num_cached_tokens += output.num_cached_tokens
             self._forget(answer)
             if step.finish_reason is None and (call := self._dialect.abort(answer.name)):
-                self._spawn(self._tell(call))  # it would go on
+                self._background.spawn(self._tell(call))  # it would go on
         self._emit(output)
         return output.finish_reason is not None
 
@@ -484,7 +485,8 @@ class RemoteLink:
             if answer.name and not answer.is_aborting and answer.exchange is not None:
                 answer.exchange.close()
         self._answers.clear()
-        for task in [*self._trying.values(), *self._tasks]:
+        self._background.cancel()
+        for task in list(self._trying.values()):
             task.cancel()
         if self._watching is not None:
             self._watching.cancel()
@@ -561,8 +563,3 @@ class RemoteLink:
 
     def _soon(self, what: Callable[..., None], *args: Any) -> None:
         asyncio.get_running_loop().call_soon(what, *args)
-
-    def _spawn(self, work: Any) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)

@@ -47,6 +47,7 @@ from server.engines.textual.facts import DEFAULT_CONTEXT, Facts, read_facts
 from server.engines.textual.ids import decode
 from server.engines.textual.line import Line
 from server.engines.textual.requests import CallForm, check_params
+from sessions.background import start
 
 if TYPE_CHECKING:
     from server.engines.tracing import Tracing
@@ -141,9 +142,8 @@ class TextEngine:
                 await self._news.wait()
 
     def _attach(self) -> None:
-        loop = asyncio.get_running_loop()
         if self._watching is None and not self._is_closed:
-            self._watching = loop.create_task(self._watch())
+            self._watching = start(self._watch())
 
     async def _watch(self) -> None:
         """Look at it again and again: what it is, and whether it is there."""

@@ -107,8 +107,12 @@ async def test_an_answer_that_the_engine_has_ended_has_ended_whatever_follows(
 ) -> None:
     stand_in = StandIn(server=server)
     asker = await open_engine(stand_in, patience=HASTY)
-    rest = {"cut": [], "silent": [asyncio.Event()], "broken": [b"data: {\n\n", DONE]}[fault]
-    pieces = [chunk("One."), chunk(reason="stop"), *rest]
+    rests: dict[str, list[bytes | asyncio.Event]] = {
+        "cut": [],
+        "silent": [asyncio.Event()],
+        "broken": [b"data: {\n\n", DONE],
+    }
+    pieces = [chunk("One."), chunk(reason="stop"), *rests[fault]]
     stand_in.replies.append(Reply(pieces, is_cut=True))
     last = await asker.ask()
     assert (asker.text, last.outputs[0].finish_reason, last.error) == ("One.", "stop", None)
