@@ -25,6 +25,7 @@ from server.engines.remote.wire.problems import (
 
 CONNECT_SECONDS = 5.0
 PLAIN = b"identity"  # how replies are encoded
+MAX_EVENTS_PER_TURN = 256  # of h11, which a reply may have one of for each byte
 MAX_HEAD_BYTES = 64 * 1024
 CUT = "the connection was closed before the end of the reply"
 MAX_REPLY_BYTES = 4 << 20  # of a reply that comes as a whole
@@ -61,6 +62,8 @@ class Exchange(asyncio.Protocol):
         self._receiver: Receiver | None = receiver
         self._transport: asyncio.Transport | None = None
         self._has_ended = False  # the other side sends no more
+        self._has_more = False  # that has come, and is read in the next turn
+        self._lost: RemoteProblem | None = None  # the connection, meanwhile
 
     def close(self) -> None:
         """End it, whatever has come; nobody hears of it any more. Idempotent."""
@@ -76,20 +79,32 @@ class Exchange(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._connection.receive_data(data)
-        self._read()
+        if not self._has_more:
+            self._read()
 
     def eof_received(self) -> bool:
         self._has_ended = True
         self._connection.receive_data(b"")
-        self._read()
+        if not self._has_more:
+            self._read()
         return False
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._end(Broken(f"the connection broke: {exc}" if exc else CUT))
+        problem = Broken(f"the connection broke: {exc}" if exc else CUT)
+        if self._has_more:
+            self._lost = problem  # what it had said before comes first
+        else:
+            self._end(problem)
 
     def _read(self) -> None:
+        """Hand on what has come; of many small pieces a part, so that others have their turn."""
+        num_events = 0
         try:
             while self._receiver is not None:
+                num_events += 1
+                if num_events > MAX_EVENTS_PER_TURN:
+                    self._read_on_later()
+                    return
                 event = self._connection.next_event()
                 if isinstance(event, h11.Data):
                     self._receiver.took(bytes(event.data))
@@ -107,6 +122,27 @@ class Exchange(asyncio.Protocol):
             self._end(problem)
         except h11.RemoteProtocolError as error:
             self._end(Broken(CUT if self._has_ended else f"the reply is broken: {error}"))
+
+    def _read_on_later(self) -> None:
+        assert self._transport is not None
+        self._has_more = True
+        if not self._transport.is_closing():
+            self._transport.pause_reading()
+        asyncio.get_running_loop().call_soon(self._read_on)
+
+    def _read_on(self) -> None:
+        self._has_more = False
+        try:
+            self._read()
+        except Exception:  # in a callback of its own: no transport ends the connection for it
+            self._end(Broken("what it says cannot be read"))
+            raise
+        if self._has_more or self._receiver is None or self._transport is None:
+            return
+        if self._lost is not None:
+            self._end(self._lost)
+        elif not self._transport.is_closing():
+            self._transport.resume_reading()
 
     def _end(self, problem: RemoteProblem | None) -> None:
         receiver, self._receiver = self._receiver, None

@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from server.engines.remote.wire.address import RemoteAddress
-from server.engines.remote.wire.exchange import Call, ask, message_of
+from server.engines.remote.wire.exchange import CUT, Call, ask, message_of
 from server.engines.remote.wire.problems import (
     BadStatus,
     Broken,
@@ -144,6 +144,36 @@ async def test_a_reply_has_a_limit() -> None:
         address = RemoteAddress(f"http://127.0.0.1:{port}")
         with pytest.raises(Broken, match="more than 9000 bytes"):
             await ask(address, Call("/"), PATIENCE, max_bytes=9000)
+
+
+@pytest.mark.parametrize("is_uv", [False, True])
+@pytest.mark.parametrize("end", [b"0\r\n\r\n", b""])
+def test_a_reply_in_many_small_pieces_leaves_others_their_turns(end: bytes, is_uv: bool) -> None:
+    turns = 0
+
+    async def take_turns() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    async def call() -> bytes | str:
+        head = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+        async with serving(head + b"1\r\nx\r\n" * 20_000 + end) as (port, _):
+            address = RemoteAddress(f"http://127.0.0.1:{port}")
+            others = asyncio.create_task(take_turns())
+            try:
+                return await ask(address, Call("/"), PATIENCE)
+            except Broken as problem:
+                return str(problem)
+            finally:
+                others.cancel()
+
+    loop_factory = uvloop.new_event_loop if is_uv else None
+    with asyncio.Runner(loop_factory=loop_factory) as runner:
+        said = runner.run(call())
+    assert said == (b"x" * 20_000 if end else CUT)
+    assert turns > 70
 
 
 async def test_a_head_has_a_limit() -> None:
