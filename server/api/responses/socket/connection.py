@@ -91,6 +91,8 @@ class SocketConnection:
         """Close from outside; the first reason counts."""
         if self._ending is None:
             self._ending = ending
+            if not _is_restart(ending):
+                self._writer.close()
             self._wire.wake()
 
     def _give_up(self) -> None:
@@ -116,7 +118,7 @@ class SocketConnection:
                 self._take(message)
             except Refused as refused:
                 self._reply(refusal(refused.error, refused.stream_id), refused.error)
-        if isinstance(self._ending, CloseConnection) and self._ending.code is CloseCode.RESTART:
+        if _is_restart(self._ending):
             await asyncio.sleep(FAREWELL_SECONDS)  # what was told last leaves before the close
         raise self._ending
 
@@ -218,6 +220,10 @@ class Offences:
         self._times.append(now)
         del self._times[: -self._most]
         return len(self._times) == self._most and now - self._times[0] < self._window_seconds
+
+
+def _is_restart(ending: BaseException) -> bool:
+    return isinstance(ending, CloseConnection) and ending.code is CloseCode.RESTART
 
 
 def _traced(websocket: WebSocket) -> HTTPConnection:

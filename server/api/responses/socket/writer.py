@@ -19,6 +19,7 @@ class Writer:
         self._wire = wire
         self._give_up = give_up
         self._turn = asyncio.Lock()
+        self._is_closed = False
 
     async def send(self, frames: Sequence[bytes]) -> None:
         """Return when all of them have left. No other's come between them."""
@@ -31,7 +32,11 @@ class Writer:
 
     def is_open(self) -> bool:
         """Whether `write` may be called: nobody waits for room, and there is some."""
-        return not self._turn.locked() and self._wire.can_write
+        return not (self._is_closed or self._turn.locked()) and self._wire.can_write
+
+    def close(self) -> None:
+        """The connection ends, and with it the tasks that send: nothing leaves without one."""
+        self._is_closed = True
 
     def write(self, frames: Sequence[bytes]) -> None:
         """Send frames in this very call."""

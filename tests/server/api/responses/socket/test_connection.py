@@ -224,6 +224,35 @@ async def test_a_connection_of_a_user_without_rights_is_closed(house: House) -> 
     assert not house.worker.connections
 
 
+async def test_nothing_is_told_after_the_rights_of_a_user_have_ended(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with house.client() as client:
+        house.hold("mid")
+        client.create(input=oracle_word(1), max_output_tokens=9)
+        request = await house.request()
+        response_id = (await client.event())["response"]["id"]
+        await asyncio.wait_for(request.reached["mid"].wait(), PATIENCE)
+        run = house.worker.services.runs.local(response_id)
+        assert run is not None
+        await asyncio.wait_for(run.until_stored(run.sequence_number), PATIENCE)
+        await client.until("response.output_text.delta")
+        for _ in range(20):  # whoever tells it waits for more by then
+            await asyncio.sleep(0)
+        straight: list[Any] = []
+        monkeypatch.setattr(client.wire, "write_frames", straight.append)
+        (connection,) = house.worker.connections
+        assert isinstance(connection, module.SocketConnection)
+        connection.refuse(ApiError("token_invalid", "revoked"))
+        run.add_text("more", [])
+        run.num_stored += 1  # as if the store had it in this very moment
+        run.tell_stored()
+        run.num_stored -= 1
+        assert await client.closed() == (4401, "token_invalid")
+        assert straight == []
+        request.released.set()
+
+
 async def test_a_worker_that_restarts_says_so_by_a_code_that_clients_come_back_on(
     house: House,
 ) -> None:
