@@ -213,7 +213,10 @@ class Runs:
             entries=[encode_event(event) for event in events],
         )
         if reply[0] != b"ok":
-            raise run_error(reply)
+            error = run_error(reply)
+            if isinstance(error, RunGone):  # its owner may have entered it after it was deleted
+                await self._indexes.settle([self._indexes.without_run(response_id)])
+            raise error
         uid, now_ms = reply[4].decode(), reply[5]
         await asyncio.gather(
             self._budgets.charge(uid, response_id, input_tokens + output_tokens, now_ms),

@@ -186,6 +186,17 @@ async def test_late_writes_to_a_deleted_session_create_nothing(chat: Chat) -> No
     assert await chat.keys() == ["i:k1", "x"]
 
 
+async def test_a_run_that_was_entered_late_leaves_the_index_with_its_end(chat: Chat) -> None:
+    """Its owner enters it after it has begun; who deletes the session may be faster."""
+    begun = await chat.begin()
+    await chat.store.sessions.delete("alice", chat.session_id)
+    await chat.store.runs.touch({begun.response_id: 1})
+    assert await chat.store.runs.expired() == [begun.response_id]
+    with pytest.raises(RunGone):
+        await chat.finish(begun.response_id, 2)
+    assert await chat.store.runs.expired() == []
+
+
 async def test_a_deleted_session_is_not_made_again_by_its_key(store: SessionStore) -> None:
     created = await store.sessions.create("alice", idempotency_key="k1")
     await store.sessions.delete("alice", created.session.id)

@@ -147,10 +147,10 @@ async def test_a_stored_answer_goes_on_without_its_client(house: House, is_strea
         await request.reached["mid"].wait()
     http.leave()
     await asyncio.wait_for(http.answered, PATIENCE)
-    request.is_held.clear()
-    request.released.set()
     (session_id,) = await house.hidden()
     live = await house.store.responses.live(session_id)
+    request.is_held.clear()
+    request.released.set()
     frames = await house.events(live.ids[0])
     assert told(frames) == oracle_answer(1, 30)
 
