@@ -96,7 +96,9 @@ class ToolService:
         """Everybody who waits hears it at once; the server is told."""
         if (call := self._calls.running(key)) is not None:
             self._calls.end(call, ToolError("tool_cancelled", "the call was cancelled"))
-        if (task := self._tasks.get(key)) is not None:
+        task = self._tasks.get(key)
+        # Once: a second time would cut off what the server is told.
+        if task is not None and not task.cancelling():
             task.cancel()
 
     async def _run(self, call: KeptCall, tool: str, arguments: bytes) -> None:
