@@ -8,7 +8,7 @@ import subprocess
 from typing import Any
 
 import pytest
-import yaml  # type: ignore[import-untyped]
+import yaml
 
 from sessions.connection.address import RedisAddress
 from tests.deployment.packages import CHART, COMPOSE, DEPLOYMENT, ask
@@ -125,6 +125,7 @@ def test_what_is_built_and_mounted_is_there() -> None:
         assert path == "./models" or (FOLDER / path).exists(), path
 
 
+# Caddy is one of several proxies, which `make setup` does not install.
 @pytest.mark.skipif(shutil.which("caddy") is None, reason="there is no caddy")
 def test_caddy_takes_its_file_and_sends_all_to_parleys_port() -> None:
     command = ["caddy", "adapt", "--adapter", "caddyfile", "--config", str(FOLDER / "Caddyfile")]

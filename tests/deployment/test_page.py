@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-import yaml  # type: ignore[import-untyped]
+import yaml
 
 from server.cli import app
 from tests.deployment.packages import CHART, DEPLOYMENT

@@ -47,6 +47,7 @@ def set_in(units: dict[str, list[str]]) -> dict[str, str]:
     )
 
 
+# Containers, where many run these tests, have no systemd.
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="there is no systemd")
 def test_systemd_takes_the_units(tmp_path: Path) -> None:
     for path in UNITS:  # their programs are not installed here

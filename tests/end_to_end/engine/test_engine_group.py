@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ def _pair(oracle_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
 async def new_pair(oracle_model: Path, tmp_path: Path) -> AsyncIterator[Server]:
     """One whose sessions are all of this test, so that both cores get as many of them."""
     for server in serving_pair(oracle_model, tmp_path):
-        await asyncio.to_thread(wait_for, lambda: are_ready(server), 30.0)  # noqa: B023
+        await asyncio.to_thread(wait_for, partial(are_ready, server), 30.0)
         yield server
 
 
@@ -159,7 +160,7 @@ async def test_two_cores_find_as_much_in_their_caches_as_one_does(tmp_path: Path
         try:
             server.start()
             if engines != "native":
-                await asyncio.to_thread(wait_for, lambda: are_ready(server), 60.0)  # noqa: B023
+                await asyncio.to_thread(wait_for, partial(are_ready, server), 60.0)
             hits[engines] = await _hits_of_chats(server)
         finally:
             server.close()

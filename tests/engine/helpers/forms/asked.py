@@ -8,8 +8,8 @@ from fractions import Fraction
 from typing import Any
 
 # It has no types of its own, and is here for tests alone.
-import jsonschema  # type: ignore[import-untyped]
-from jsonschema.validators import extend, validator_for  # type: ignore[import-untyped]
+import jsonschema
+from jsonschema.validators import extend, validator_for
 
 from tests.engine.helpers.forms.published import store, suite
 from tests.engine.helpers.forms.schemas import draw_whole, fits
