@@ -159,7 +159,7 @@ class Canceller:
             raise
         if not targets and not handled and frame.idempotency_key is None:
             if await self._drop_rounds(frame):
-                self._connection.outbox.put_reply(cancelling(None, durable=True), frame.event_id)
+                self._connection.outbox.put(cancelling(None, durable=True), event_id=frame.event_id)
                 return
             targets = await self._targets(frame)  # a round may have begun just now
             if not targets:
@@ -214,7 +214,7 @@ class Canceller:
         known = await self._known_early(frame.session_id, frame.idempotency_key)
         if known is not None:
             return [known]
-        self._connection.outbox.put_reply(
+        self._connection.outbox.put(
             ResponseCancelling(
                 response_id=None,
                 idempotency_key=frame.idempotency_key,
@@ -222,7 +222,7 @@ class Canceller:
                 confirmed=False,
                 durable=True,
             ),
-            frame.event_id,
+            event_id=frame.event_id,
         )
         return []
 
@@ -273,8 +273,8 @@ class Canceller:
             nonlocal is_noticed
             if not is_noticed and not run.done.is_set():
                 is_noticed = True
-                self._connection.outbox.put_reply(
-                    cancelling(response_id, durable=durable), frame.event_id, response_id
+                self._connection.outbox.put(
+                    cancelling(response_id, durable=durable), response_id, event_id=frame.event_id
                 )
 
         if not run.done.is_set():
@@ -316,8 +316,8 @@ class Canceller:
                     await self._tell_stored_end(response_id, asked)
                 return
             self._sent_ends.stop(response_id)
-            self._connection.outbox.put_reply(
-                cancelling(response_id, durable=True), frame.event_id, response_id
+            self._connection.outbox.put(
+                cancelling(response_id, durable=True), response_id, event_id=frame.event_id
             )
             ear.listen()
             with contextlib.suppress(StoreUnavailable):  # its next append tells the owner as well

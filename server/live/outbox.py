@@ -206,12 +206,17 @@ class Outbox:
         frame: ServerFrame | Mapping[str, Any],
         response_id: str | None = None,
         *,
+        event_id: str | None = None,
         is_entry: bool = False,
     ) -> None:
         """Send a control frame, after the text of `response_id` that is still waiting.
 
-        `is_entry`: it shows entries of that answer's log.
+        `event_id`: a `Reply` to the client's frame that had this id. `is_entry`: it shows entries
+        of that answer's log.
         """
+        if event_id is not None:
+            assert isinstance(frame, Reply)
+            frame = replace(frame, event_id=event_id)
         encoded = encode(frame)
         if is_entry:  # it leaves when its sender has noted it: it may be taken back
             assert response_id is not None
@@ -231,10 +236,6 @@ class Outbox:
     def _wait_for_turn(self, frame: bytes, shown: str | None) -> None:
         self._ready.append((frame, len(frame), shown))
         self._count(len(frame))
-
-    def put_reply(self, frame: Reply, event_id: str | None, response_id: str | None = None) -> None:
-        """Send the answer to a client's frame that had this `event_id`, if any."""
-        self.put(frame if event_id is None else replace(frame, event_id=event_id), response_id)
 
     def put_text(
         self, response_id: str, number: int, fence: int, event: TextEvent, frame: bytes

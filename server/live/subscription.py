@@ -182,7 +182,7 @@ class Subscription:
                 self.offset = offset
                 event_id = self._replies.pop(type(frame), None)
                 if self.only is None and isinstance(frame, Reply):
-                    self.outbox.put_reply(frame, event_id)
+                    self.outbox.put(frame, event_id=event_id)
                 elif self.only is None:
                     self.outbox.put(frame)
             if is_last:

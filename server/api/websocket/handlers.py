@@ -120,10 +120,10 @@ class Handlers:
                 AddToQueue() | UpdateQueue() | RemoveFromQueue() | SendFromQueue() | SteerResponse()
             ):
                 reply = await self._services.queue_changes.change(self._uid, frame)
-                self._client.outbox.put_reply(reply, frame.event_id)
+                self._client.outbox.put(reply, event_id=frame.event_id)
             case ConsentToCall():
                 accepted = await consent_to_call(self._services, self._uid, frame)
-                self._client.outbox.put_reply(accepted, frame.event_id)
+                self._client.outbox.put(accepted, event_id=frame.event_id)
 
     async def leave_all(self) -> None:
         """The connection is gone: it watches nothing any more. Answers go on."""
@@ -148,7 +148,7 @@ class Handlers:
             await self._join(subscription)
             subscription.end_join(session.offset)
         reply = SessionCreated.of(session, replayed=created.replayed)
-        self._client.outbox.put_reply(reply, frame.event_id)
+        self._client.outbox.put(reply, event_id=frame.event_id)
 
     async def _subscribe(self, frame: SubscribeSession, asked: int) -> None:
         check_session_id(frame.session_id)
@@ -220,7 +220,7 @@ class Handlers:
             for response_id in listed
             if session_of(response_id) == session.id
         }
-        self._client.outbox.put_reply(reply, frame.event_id)
+        self._client.outbox.put(reply, event_id=frame.event_id)
         for event in missed or ():
             self._client.outbox.put(session_event_frame(session, event.offset, event.data))
         last = missed[-1].offset if missed else session.offset
@@ -259,8 +259,8 @@ class Handlers:
         check_session_id(frame.session_id)
         if not await self._leave(frame.session_id):
             raise ApiError("not_subscribed", "not subscribed to that session", param="session_id")
-        self._client.outbox.put_reply(
-            SessionUnsubscribed(session_id=frame.session_id), frame.event_id
+        self._client.outbox.put(
+            SessionUnsubscribed(session_id=frame.session_id), event_id=frame.event_id
         )
 
     async def _update_session(self, frame: UpdateSession) -> None:
@@ -272,7 +272,7 @@ class Handlers:
                 subscription.expect_reply(SessionUpdated, None)
             raise
         if subscription is None:
-            self._client.outbox.put_reply(SessionUpdated.of(session, "user"), frame.event_id)
+            self._client.outbox.put(SessionUpdated.of(session, "user"), event_id=frame.event_id)
 
     async def _delete_session(self, frame: DeleteSession) -> None:
         subscription = self._expect_reply(frame, SessionDeleted)
@@ -280,7 +280,7 @@ class Handlers:
             self._services, self._uid, frame.session_id, besides=self._client
         )
         if subscription is None:
-            self._client.outbox.put_reply(deleted, frame.event_id)
+            self._client.outbox.put(deleted, event_id=frame.event_id)
 
     def _expect_reply(
         self, frame: UpdateSession | DeleteSession, kind: type[SessionUpdated | SessionDeleted]
