@@ -122,7 +122,7 @@ class PromptBuilder:
         tools = offered_tools(settings)
         variables = template_variables(settings)
         if (tools or outputs) and not self._takes_tools:
-            message = "this model is told of no tools, or it is unknown how it calls them"
+            message = "this model takes no tools, or nobody knows the form of its calls"
             raise ApiError("tools_not_supported", message, param="settings.tools")
         system, max_output_tokens = settings.get("system") or "", settings["max_output_tokens"]
         max_model_len = self._engine.model_config.max_model_len

@@ -7,8 +7,8 @@ from starlette.responses import Response
 
 from server.access.auth import address_of
 from server.api.openai.streams import StreamBody, TokenStream
+from server.api.responses.answer.emitter import AnswerEvent
 from server.api.responses.answer.error_event import error_event
-from server.api.responses.answer.teller import AnswerEvent
 from server.api.responses.stored import StoredAnswer
 from server.api.rest.event_stream import HttpViewer
 from server.api.rest.operation import ApiContext, Call
@@ -49,12 +49,12 @@ class _Telling:
         try:
             with translate_store_errors():
                 async with aclosing(answer.events(self._straight)) as events:
-                    async for told in events:
+                    async for some in events:
                         if self._viewer.refusal is not None:
                             raise self._viewer.refusal
                         if self._viewer.is_closing:
                             return  # the worker restarts: the client comes with its last number
-                        if new := self._new(told):
+                        if new := self._new(some):
                             yield encode(new)
         except ApiError as error:
             yield encode([error_event(error, self._last + 1)])
@@ -63,17 +63,17 @@ class _Telling:
         viewer = self._viewer
         return viewer.refusal is None and not viewer.is_closing and self._body.is_open()
 
-    def _write(self, told: Sequence[AnswerEvent]) -> None:
-        if new := self._new(told):
+    def _write(self, some: Sequence[AnswerEvent]) -> None:
+        if new := self._new(some):
             self._body.write(encode(new))
 
-    def _new(self, told: Sequence[AnswerEvent]) -> Sequence[AnswerEvent]:
-        new = [each for each in told if each.sequence_number > self._last]
+    def _new(self, some: Sequence[AnswerEvent]) -> Sequence[AnswerEvent]:
+        new = [each for each in some if each.sequence_number > self._last]
         if new:
             self._last = new[-1].sequence_number
         return new
 
 
-def encode(told: Sequence[AnswerEvent]) -> bytes:
+def encode(events: Sequence[AnswerEvent]) -> bytes:
     """As the body of an answer has them."""
-    return b"".join(b"event: %b\ndata: %b\n\n" % (each.type.encode(), each.data) for each in told)
+    return b"".join(b"event: %b\ndata: %b\n\n" % (each.type.encode(), each.data) for each in events)

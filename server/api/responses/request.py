@@ -17,7 +17,7 @@ from server.protocol.errors import ApiError, invalid_field
 MAX_TOKENS: Final = 16384  # of an answer that is stored
 TOP_LOGPROBS: Final = 5  # that each token of a stored answer has at most
 INCLUDE_LOGPROBS: Final = "message.output_text.logprobs"
-# What is asked for of items that answers here never have, and of thoughts, which are told whole.
+# What is asked for of items that answers here never have, and of thoughts, which are sent whole.
 INCLUDABLE: Final = frozenset(
     (
         INCLUDE_LOGPROBS,
@@ -124,13 +124,13 @@ class Asking(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         if self.personality is not None:
             raise not_here("personality")
         if self.text is not None and self.text.verbosity not in (None, "medium"):
-            raise not_here("text.verbosity", "models are not told how much to say")
+            raise not_here("text.verbosity", "no model takes it")
         if self.reasoning is not None:
             self._check_reasoning(self.reasoning)
 
     def _check_reasoning(self, reasoning: Reasoning) -> None:
         if reasoning.context not in (None, "auto"):
-            raise not_here("reasoning.context", "thoughts of earlier answers are told to no model")
+            raise not_here("reasoning.context", "no model gets the thoughts of earlier answers")
         if reasoning.mode not in (None, "standard"):
             raise not_here("reasoning.mode")
 

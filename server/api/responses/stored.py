@@ -1,13 +1,13 @@
-"""`StoredAnswer`: a response that is kept, told from its log, or from its message after that."""
+"""`StoredAnswer`: a response that is kept, read from its log, or from its message after that."""
 
 import contextlib
 from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
 from server.api.responses.answer.answer_events import AnswerEvents
+from server.api.responses.answer.emitter import AnswerEvent
 from server.api.responses.answer.rebuilt import rebuilt
 from server.api.responses.answer.response_object import Outcome
-from server.api.responses.answer.teller import AnswerEvent
 from server.commands.doors.entries import StoredEntries
 from server.commands.doors.straight import Straight
 from server.commands.services import Services
@@ -42,7 +42,7 @@ class StoredAnswer:
     async def events(
         self, straight: Straight[AnswerEvent] | None = None
     ) -> AsyncGenerator[Sequence[AnswerEvent], None]:
-        """All that is told of it and does not go straight, some at a time and sometimes none, until
+        """All its events that do not go straight, some at a time and sometimes none, until
         its end.
 
         Raises `ResponseNotFound` if it is deleted meanwhile.
@@ -57,9 +57,9 @@ class StoredAnswer:
         finally:
             await entries.close()
         if not self._answer.is_over:
-            num_told = self._answer.num_told
-            self._answer, told = await self._rebuilt()
-            yield told[num_told:]
+            num_emitted = self._answer.num_emitted
+            self._answer, events = await self._rebuilt()
+            yield events[num_emitted:]
 
     def _take(self, batch: Sequence[Event]) -> list[AnswerEvent]:
         return [each for event in batch for each in self._answer.take(event)]

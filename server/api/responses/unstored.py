@@ -12,9 +12,9 @@ from server.access.rates import budget_headers
 from server.api.openai.replies import ReplyStream, whole
 from server.api.openai.streams import ClientGone, gone, until_gone
 from server.api.responses.answer.answer_events import AnswerEvents
+from server.api.responses.answer.emitter import AnswerEvent
 from server.api.responses.answer.error_event import error_event
 from server.api.responses.answer.response_object import Outcome
-from server.api.responses.answer.teller import AnswerEvent
 from server.api.responses.event_stream import encode
 from server.api.responses.request import Asking, ResponsesRequest
 from server.api.rest.operation import Call
@@ -65,16 +65,16 @@ async def answer_unstored(
         async with AsyncExitStack() as leave:
             answer = await services.stateless.answers.begin(call.uid, asked, leave)
             reply.headers = budget_headers(answer.budget)
-            told = Telling(answer, {**request.echo(), "model": asked.model})
+            events = UnstoredEvents(answer, {**request.echo(), "model": asked.model})
             if request.stream:
-                await _put_events(reply, answer, told)
+                await _put_events(reply, answer, events)
             else:
 
                 def hear(heard: Heard) -> None:
-                    told.take_first_or_more(heard)
+                    events.take_first_or_more(heard)
 
                 await answer.tell(hear)
-                reply.put(orjson.dumps(told.response()))
+                reply.put(orjson.dumps(events.response()))
 
     async with AsyncExitStack() as leave:
         try:
@@ -89,13 +89,13 @@ async def answer_unstored(
         return whole(first, reading)
 
 
-async def _put_events(reply: Reply, answer: StatelessAnswer, told: "Telling") -> None:
+async def _put_events(reply: Reply, answer: StatelessAnswer, events: "UnstoredEvents") -> None:
     """Raises `ApiError` as long as there is none."""
     number = 0
 
     def hear(heard: Heard) -> None:
         nonlocal number
-        if new := told.take_first_or_more(heard):
+        if new := events.take_first_or_more(heard):
             number = new[-1].sequence_number + 1
             reply.put(encode(new))
 
@@ -111,17 +111,17 @@ def _encode_error(error: ApiError, number: int) -> bytes:
     return encode([error_event(error, number)])
 
 
-class Telling:
-    """What is heard of an answer, told as events."""
+class UnstoredEvents:
+    """What is heard of an answer, as events."""
 
     def __init__(self, answer: StatelessAnswer, echo: dict[str, Any]) -> None:
         self._answer = answer
         asked = {**echo, "id": answer.id, "created_at": int(time.time())}
-        self._told = AnswerEvents(asked, new_message_id())
+        self._events = AnswerEvents(asked, new_message_id())
         self._calls = CallLedger(answer.id)
         self._has_heard = False
-        self.response = self._told.response
-        self.begin = self._told.begin
+        self.response = self._events.response
+        self.begin = self._events.begin
 
     def take_first_or_more(self, heard: Heard) -> list[AnswerEvent]:
         """The same as `take`, after what `begin` gives. Raises `ApiError` too if nothing is said
@@ -146,25 +146,25 @@ class Telling:
             return found
         if heard.reason == "refused":
             raise ApiError("invalid_field", heard.problem, param=heard.param or None)
-        return self._told.end(self._outcome(heard))
+        return self._events.end(self._outcome(heard))
 
     def cancelled(self) -> list[AnswerEvent]:
         """Its client has stopped it."""
-        return self._told.end(Outcome("cancelled", "client_cancelled", "", self._usage()))
+        return self._events.end(Outcome("cancelled", "client_cancelled", "", self._usage()))
 
     def _take(self, part: Said, logprobs: Sequence[dict[str, Any]]) -> list[AnswerEvent]:
         match part:
             case Part(text, True):
-                return self._told.take(ObjectEvent({"type": REASONING_DELTA, "delta": text}))
+                return self._events.take(ObjectEvent({"type": REASONING_DELTA, "delta": text}))
             case Part(text):
-                return self._told.take(TextEvent(0, text, logprobs=tuple(logprobs)))
+                return self._events.take(TextEvent(0, text, logprobs=tuple(logprobs)))
             case ParsedBegin(name=name):
-                return self._told.take(ObjectEvent(self._calls.begin(name).wire()))
+                return self._events.take(ObjectEvent(self._calls.begin(name).wire()))
             case ParsedArguments(index=place, delta=delta):
-                return self._told.take(ObjectEvent(self._calls.add(place, delta).wire()))
+                return self._events.take(ObjectEvent(self._calls.add(place, delta).wire()))
             case _:
                 ends = self._calls.end(part.index, is_valid=part.is_valid)
-                return [each for end in ends for each in self._told.take(ObjectEvent(end.wire()))]
+                return [each for end in ends for each in self._events.take(ObjectEvent(end.wire()))]
 
     def _outcome(self, ended: Ended) -> Outcome:
         status, reason = ENDS.get(ended.reason, ("failed", "engine_error"))

@@ -137,7 +137,7 @@ class StatelessAnswers:
         if not asked.prompts:
             tools = offered_tools(settings)
             if tools and not (engine.answer_grammar.has_calls and tokenizer.takes_tools):
-                message = "this model is told of no tools, or it is unknown how it calls them"
+                message = "this model takes no tools, or nobody knows the form of its calls"
                 raise ApiError("tools_not_supported", message, param="tools")
             prompts.append(await _render(uid, engine, asked, tools, limit))
         for token_ids in prompts:

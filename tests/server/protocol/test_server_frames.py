@@ -23,7 +23,7 @@ NUMBERS = {"sequence_number", "fence", "offset", "event_id", "replayed"}
 NUMBERING = (
     "server/protocol/entries.py",
     "server/live/response_log.py",
-    "server/api/responses/answer/teller.py",  # OpenAI's events, which have numbers of their own
+    "server/api/responses/answer/emitter.py",  # OpenAI's events, which have numbers of their own
 )
 
 

@@ -1,6 +1,6 @@
-"""`AnswerEvents`: one answer's entries, as chat.v1 has them, told as events of OpenAI's Responses.
+"""`AnswerEvents`: one answer's entries, as chat.v1 has them, as events of OpenAI's Responses.
 
-It is told from its beginning, always in the same numbers: the same answer, cut into other deltas,
+It begins at the beginning, always with the same numbers: the same answer, cut into other deltas,
 read again or rebuilt from its message, gives the same events. Who wants those after some number
 leaves the others out.
 """
@@ -10,9 +10,9 @@ from typing import Any, Final, NamedTuple
 
 from server.api.items.ids import call_item_id, server_call_item_id
 from server.api.responses.answer.call_items import CallItem, ServerCallItem
+from server.api.responses.answer.emitter import AnswerEvent, Emitter
 from server.api.responses.answer.item_ids import thought_item_id, words_item_id
 from server.api.responses.answer.response_object import Outcome, response_object
-from server.api.responses.answer.teller import AnswerEvent, Teller
 from server.api.responses.answer.text_items import TextItem, ThoughtItem, WordsItem
 from server.live.response_log import CALLS, MAX_STRETCHES, REASONING_DELTA, THOUGHTS, WORDS
 from server.protocol.calls import ADDED, ARGUMENTS, ITEM_DONE, OUTPUT
@@ -24,9 +24,9 @@ OPEN: Final = ("awaiting_consent", "in_progress")  # states of a call that the s
 
 
 class Held(NamedTuple):
-    """Something that waits to be told; `place` is that of the call that it is of."""
+    """Something that waits to be emitted; `place` is that of the call that it is of."""
 
-    tell: Callable[[], None]
+    emit: Callable[[], None]
     place: int | None = None
 
 
@@ -51,7 +51,7 @@ class AnswerEvents:
         self._asked = asked
         self._message_id = message_id
         self._server_of = server_of
-        self._teller = Teller()
+        self._emitter = Emitter()
         self._items: list[TextItem | CallItem] = []
         self._calls: list[CallItem] = []
         self._outputs: dict[str, Mapping[str, Any]] = {}  # by the call's id, as they are now
@@ -59,21 +59,21 @@ class AnswerEvents:
         self._open: TextItem | CallItem | None = None
         self._held: list[Held] = []  # what comes before the open call is done
         self._late: dict[str, list[Held]] = {THOUGHTS: [], WORDS: [], CALLS: []}
-        self._num_late_from = 0  # calls before this one are told as they come
+        self._num_late_from = 0  # calls before this one are emitted as they come
         self._stretch = ""  # of which kind the newest part was
         self._num_stretches = 0
         response = self.response()
-        self._teller.tell("response.created", response=response)
-        self._teller.tell("response.in_progress", response=response)
+        self._emitter.emit("response.created", response=response)
+        self._emitter.emit("response.in_progress", response=response)
 
     @property
     def is_over(self) -> bool:
         return self.outcome is not None
 
     @property
-    def num_told(self) -> int:
+    def num_emitted(self) -> int:
         """So many events were given."""
-        return self._teller.num_told
+        return self._emitter.num_emitted
 
     def response(self) -> dict[str, Any]:
         """The object as it is now."""
@@ -85,7 +85,7 @@ class AnswerEvents:
 
     def begin(self) -> list[AnswerEvent]:
         """The events before all that is said."""
-        return self._teller.take()
+        return self._emitter.take()
 
     # ---- as it comes ----------------------------------------------------------------------------
 
@@ -97,7 +97,7 @@ class AnswerEvents:
             self._add_words(event.delta, event.logprobs)
         else:
             self._take_object(event.data)
-        return self._teller.take()
+        return self._emitter.take()
 
     def _take_object(self, frame: Mapping[str, Any]) -> None:
         kind = frame["type"]
@@ -135,37 +135,37 @@ class AnswerEvents:
     def _end_call(self, place: int, status: str) -> None:
         self._of_call(place, lambda: self._close(_call_status(status)))
 
-    def _of_call(self, place: int, tell: Callable[[], None]) -> None:
+    def _of_call(self, place: int, emit: Callable[[], None]) -> None:
         if place < self._num_late_from:
-            self._later(Held(tell, place))
+            self._later(Held(emit, place))
         else:
-            self._late[CALLS].append(Held(tell, place))
+            self._late[CALLS].append(Held(emit, place))
 
-    def _in_order(self, kind: str, tell: Callable[[], None]) -> None:
+    def _in_order(self, kind: str, emit: Callable[[], None]) -> None:
         """What changes too often comes at the end, sorted: no message keeps its order."""
         if self._stretch != kind:
             self._stretch = kind
             self._num_stretches += 1
         if self._num_stretches > MAX_STRETCHES:
-            self._late[kind].append(Held(tell))
+            self._late[kind].append(Held(emit))
         else:
-            self._later(Held(tell))
+            self._later(Held(emit))
 
     def _later(self, held: "Held") -> None:
         """Now, or when the call that is open is done, if this is nothing of its own."""
-        if self._may_tell(held):
-            held.tell()
+        if self._may_emit(held):
+            held.emit()
         else:
             self._held.append(held)
-        self._tell_held()
+        self._emit_held()
 
-    def _may_tell(self, held: "Held") -> bool:
+    def _may_emit(self, held: "Held") -> bool:
         is_open = isinstance(self._open, CallItem)
         return not is_open or held.place == len(self._calls) - 1
 
-    def _tell_held(self) -> None:
-        while self._held and self._may_tell(self._held[0]):
-            self._held.pop(0).tell()
+    def _emit_held(self) -> None:
+        while self._held and self._may_emit(self._held[0]):
+            self._held.pop(0).emit()
 
     # ---- items ----------------------------------------------------------------------------------
 
@@ -183,7 +183,7 @@ class AnswerEvents:
 
     def _begin_text(self, kind: type[TextItem], item_id: str) -> TextItem:
         self._close("completed")
-        item = kind(item_id, len(self._items), self._teller)
+        item = kind(item_id, len(self._items), self._emitter)
         self._items.append(item)
         self._open = item
         return item
@@ -194,10 +194,10 @@ class AnswerEvents:
         label = self._server_of(call["name"])
         if label is None:
             item_id = call_item_id(self._message_id, place)
-            item = CallItem(item_id, index, self._teller, call)
+            item = CallItem(item_id, index, self._emitter, call)
         else:
             item_id = server_call_item_id(self._message_id, place)
-            item = ServerCallItem(item_id, index, self._teller, call, label)
+            item = ServerCallItem(item_id, index, self._emitter, call, label)
         self._items.append(item)
         self._calls.append(item)
         self._open = item
@@ -208,7 +208,7 @@ class AnswerEvents:
             self._open = None
 
     def _take_output(self, output: Mapping[str, Any]) -> None:
-        """Outcomes are told in the order of the calls, whichever comes first."""
+        """Outcomes are emitted in the order of the calls, whichever comes first."""
         self._outputs[output["call_id"]] = output
         self._end_items(is_whole=True)  # calls are carried out when their model has ended
         self._settle(only_known=True)
@@ -227,13 +227,13 @@ class AnswerEvents:
     def end(self, outcome: Outcome) -> list[AnswerEvent]:
         """Nothing more comes."""
         self._end(outcome)
-        return self._teller.take()
+        return self._emitter.take()
 
     def _end(self, outcome: Outcome) -> None:
         self._end_items(is_whole=outcome.status == "completed")
         self._settle(only_known=False)
         self.outcome = outcome
-        self._teller.tell(outcome.event_type, response=self.response())
+        self._emitter.emit(outcome.event_type, response=self.response())
 
     def _end_items(self, *, is_whole: bool) -> None:
         """The model says nothing more. What is open is whole if its answer is, but for a call."""
@@ -243,7 +243,7 @@ class AnswerEvents:
             self._late[kind] = []
         while self._held:
             self._close("incomplete")
-            self._tell_held()
+            self._emit_held()
         is_whole = is_whole and not isinstance(self._open, CallItem)
         self._close("completed" if is_whole else "incomplete")
 

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
+from server.api.responses.answer.emitter import Emitter, delta_form
 from server.api.responses.answer.pieces import Pieces
-from server.api.responses.answer.teller import Teller, delta_form
 
 Item = dict[str, Any]
 STOPPED = "the call was stopped; the tool may have run"
@@ -16,32 +16,32 @@ class CallItem:
     events = "response.function_call_arguments"
 
     def __init__(
-        self, item_id: str, output_index: int, teller: Teller, call: Mapping[str, Any]
+        self, item_id: str, output_index: int, emitter: Emitter, call: Mapping[str, Any]
     ) -> None:
         """`call` has chat.v1's `call_id` and `name`."""
         self.id = item_id
         self.call_id = str(call["call_id"])
         self.arguments = ""
         self._name = str(call["name"])
-        self._teller = teller
+        self._emitter = emitter
         self._output_index = output_index
         self._place = {"item_id": item_id, "output_index": output_index}
         self._form = delta_form(f"{self.events}.delta", self._place)
         self._pieces = Pieces()
         self._status = "in_progress"
-        self._tell_item("added")
+        self._emit_item("added")
 
     def add(self, delta: str) -> None:
         """More of its arguments."""
         self.arguments += delta
         for piece in self._pieces.add(delta):
-            self._teller.tell_delta(self._form, piece)
+            self._emitter.emit_delta(self._form, piece)
 
     def close(self, status: str) -> None:
         """All arguments are there, or no more will come."""
-        self._tell_arguments()
+        self._emit_arguments()
         self._status = status
-        self._tell_item("done")
+        self._emit_item("done")
 
     def item(self) -> Item:
         """As it is now."""
@@ -54,18 +54,18 @@ class CallItem:
             "status": self._status,
         }
 
-    def _tell_arguments(self) -> None:
+    def _emit_arguments(self) -> None:
         for piece in self._pieces.end():
-            self._teller.tell_delta(self._form, piece)
-        self._teller.tell(f"{self.events}.done", **self._place, arguments=self.arguments)
+            self._emitter.emit_delta(self._form, piece)
+        self._emitter.emit(f"{self.events}.done", **self._place, arguments=self.arguments)
 
-    def _tell_item(self, what: str) -> None:
+    def _emit_item(self, what: str) -> None:
         kind = f"response.output_item.{what}"
-        self._teller.tell(kind, output_index=self._output_index, item=self.item())
+        self._emitter.emit(kind, output_index=self._output_index, item=self.item())
 
 
 class ServerCallItem(CallItem):
-    """A call that the server carries out. What becomes of it is told after the model has ended."""
+    """A call that the server carries out. What becomes of it is sent after the model has ended."""
 
     events = "response.mcp_call_arguments"
 
@@ -73,19 +73,19 @@ class ServerCallItem(CallItem):
         self,
         item_id: str,
         output_index: int,
-        teller: Teller,
+        emitter: Emitter,
         call: Mapping[str, Any],
         server_label: str,
     ) -> None:
         self._server_label = server_label
         self._output: str | None = None
         self._problem: str | None = None
-        super().__init__(item_id, output_index, teller, call)
+        super().__init__(item_id, output_index, emitter, call)
 
     def close(self, status: str) -> None:
-        self._tell_arguments()
+        self._emit_arguments()
         self._status = "calling" if status == "completed" else status
-        self._teller.tell("response.mcp_call.in_progress", **self._place)
+        self._emitter.emit("response.mcp_call.in_progress", **self._place)
 
     def settle(self, output: Mapping[str, Any] | None) -> None:
         """`output` is chat.v1's item of what has become of it; None: it never came to that."""
@@ -95,12 +95,12 @@ class ServerCallItem(CallItem):
         elif status == "completed":
             self._status, self._output = "completed", output["output"]
         else:
-            is_told = status in ("failed", "denied", "unknown")
+            is_known = status in ("failed", "denied", "unknown")
             self._status = "failed"
-            self._problem = output["output"] if is_told else STOPPED
+            self._problem = output["output"] if is_known else STOPPED
         end = "completed" if status == "completed" else "failed"
-        self._teller.tell(f"response.mcp_call.{end}", **self._place)
-        self._tell_item("done")
+        self._emitter.emit(f"response.mcp_call.{end}", **self._place)
+        self._emit_item("done")
 
     def item(self) -> Item:
         error = None

@@ -3,7 +3,7 @@
 import msgspec
 from msgspec import Struct
 
-from server.api.responses.answer.teller import AnswerEvent
+from server.api.responses.answer.emitter import AnswerEvent
 from server.protocol.errors import ApiError
 
 

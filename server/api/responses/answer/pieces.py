@@ -1,15 +1,15 @@
-"""`Pieces`: a text cut into the deltas in which it is told, always at the same places.
+"""`Pieces`: a text cut into the deltas in which it is sent, always at the same places.
 
-Events are numbered, and a number must mean the same event whoever tells it, whenever: so where one
-delta ends is said by the text alone, and not by the moments at which it came. A piece is told when
-its end is certain. The first characters are told one by one, so that what comes first is not late;
+Events are numbered, and a number must mean the same event whoever sends it, whenever: so where one
+delta ends is decided by the text alone, not by the moments at which it came. A piece is sent when
+its end is certain. The first characters are sent one by one, so that what comes first is not late;
 then a piece is a word with the spaces before it, or one other character.
 """
 
 import re
 from typing import Final
 
-OPENING: Final = 8  # characters that are told one by one
+OPENING: Final = 8  # characters that are sent one by one
 LONGEST: Final = 16  # letters of a piece, and spaces
 
 # Written out: what Python calls a letter changes with its version. Letters of scripts that put

@@ -1,12 +1,12 @@
-"""An answer whose log is gone, told again from its message: in the events that its log gave."""
+"""An answer whose log is gone, made again from its message: the events that its log gave."""
 
 import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
 from server.api.responses.answer.answer_events import AnswerEvents, no_server
+from server.api.responses.answer.emitter import AnswerEvent
 from server.api.responses.answer.response_object import Outcome
-from server.api.responses.answer.teller import AnswerEvent
 from server.live.response_log import CALLS, REASONING_DELTA, THOUGHTS, WORDS
 from server.protocol.calls import ADDED, ARGUMENTS, ITEM_DONE
 from sessions.model.events import Event, ObjectEvent, TextEvent
@@ -45,10 +45,10 @@ def rebuilt(
         if call["call_id"] in labels
     }
     answer = AnswerEvents(asked, message.id, lambda name: named.get(name) or server_of(name))
-    told = answer.begin()
+    events = answer.begin()
     for entry in entries_of(message):
-        told += answer.take(entry)
-    return answer, [*told, *answer.end(outcome_of_message(message))]
+        events += answer.take(entry)
+    return answer, [*events, *answer.end(outcome_of_message(message))]
 
 
 def outcome_of_message(message: Message) -> Outcome:
@@ -80,7 +80,7 @@ def entries_of(message: Message) -> Iterator[Event]:
 
 
 class _Left:
-    """What of a message is not told yet. Texts are counted in UTF-16 code units."""
+    """What of a message is not emitted yet. Texts are counted in UTF-16 code units."""
 
     def __init__(self, message: Message) -> None:
         self._thoughts = (message.reasoning or "").encode("utf-16-le")

@@ -1,10 +1,10 @@
-"""What is said and what is thought: items with one part, a text, and what is told as they grow."""
+"""What is said and what is thought: items with one part, a text, and their events as they grow."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from server.api.responses.answer.emitter import Emitter, delta_form
 from server.api.responses.answer.pieces import Pieces
-from server.api.responses.answer.teller import Teller, delta_form
 
 Item = dict[str, Any]
 Logprobs = Iterable[Mapping[str, Any]]  # of tokens, as chat.v1 has them
@@ -17,19 +17,19 @@ class TextItem:
     done_type: str
     has_logprobs = False
 
-    def __init__(self, item_id: str, output_index: int, teller: Teller) -> None:
+    def __init__(self, item_id: str, output_index: int, emitter: Emitter) -> None:
         self.id = item_id
         self._texts: list[str] = []  # one after the other
         self.logprobs: list[Mapping[str, Any]] = []
-        self._teller = teller
+        self._emitter = emitter
         self._output_index = output_index
         self._part_place = {"item_id": item_id, "output_index": output_index, "content_index": 0}
         self._form = delta_form(self.delta_type, self._part_place, has_logprobs=self.has_logprobs)
         self._pieces = Pieces()
-        self._num_logprobs_told = 0
+        self._num_logprobs_emitted = 0
         self._status = "in_progress"
-        self._tell_item("added")
-        self._tell_part("added")
+        self._emit_item("added")
+        self._emit_part("added")
 
     @property
     def text(self) -> str:
@@ -37,22 +37,22 @@ class TextItem:
         return "".join(self._texts)
 
     def add(self, text: str, logprobs: Logprobs = ()) -> None:
-        """More of its text. Log probabilities go with the next delta that is told."""
+        """More of its text. Log probabilities go with the next delta that is sent."""
         self._texts.append(text)
         if self.has_logprobs:
             self.logprobs += logprobs
-        self._tell(self._pieces.add(text))
+        self._emit(self._pieces.add(text))
 
     def close(self, status: str) -> None:
-        """Nothing more comes: tell the rest, and all of it."""
-        self._tell(self._pieces.end())
+        """Nothing more comes: emit the rest, and all of it."""
+        self._emit(self._pieces.end())
         self._status = status
         more = {}
         if self.has_logprobs:
             more = {"logprobs": [_token_logprob(each) for each in self.logprobs]}
-        self._teller.tell(self.done_type, **self._part_place, text=self.text, **more)
-        self._tell_part("done")
-        self._tell_item("done")
+        self._emitter.emit(self.done_type, **self._part_place, text=self.text, **more)
+        self._emit_part("done")
+        self._emit_item("done")
 
     def item(self) -> Item:
         """As it is now; while it grows, it has no part yet."""
@@ -65,25 +65,25 @@ class TextItem:
     def _parts(self) -> list[Item]:
         return [] if self._status == "in_progress" else [self._part(self.text)]
 
-    def _tell(self, pieces: Iterable[str]) -> None:
+    def _emit(self, pieces: Iterable[str]) -> None:
         for piece in pieces:
-            self._teller.tell_delta(self._form, piece, self._new_logprobs())
+            self._emitter.emit_delta(self._form, piece, self._new_logprobs())
 
     def _new_logprobs(self) -> Sequence[Item]:
         """Those that no delta has had."""
-        if self._num_logprobs_told == len(self.logprobs):
+        if self._num_logprobs_emitted == len(self.logprobs):
             return ()
-        new = self.logprobs[self._num_logprobs_told :]
-        self._num_logprobs_told = len(self.logprobs)
+        new = self.logprobs[self._num_logprobs_emitted :]
+        self._num_logprobs_emitted = len(self.logprobs)
         return [_token_logprob(each) for each in new]
 
-    def _tell_item(self, what: str) -> None:
+    def _emit_item(self, what: str) -> None:
         kind = f"response.output_item.{what}"
-        self._teller.tell(kind, output_index=self._output_index, item=self.item())
+        self._emitter.emit(kind, output_index=self._output_index, item=self.item())
 
-    def _tell_part(self, what: str) -> None:
+    def _emit_part(self, what: str) -> None:
         part = self._part("" if what == "added" else self.text)
-        self._teller.tell(f"response.content_part.{what}", **self._part_place, part=part)
+        self._emitter.emit(f"response.content_part.{what}", **self._part_place, part=part)
 
 
 class WordsItem(TextItem):

@@ -1,7 +1,7 @@
 """`SocketConnection`: one websocket of OpenAI's Responses, from its first frame to its close.
 
 The reader never leaves `receive()`, so that it hears a stop at any time. It gives requests to their
-lanes, which tell the answers. Codes of a close are those of the other websocket; OpenAI's clients
+lanes, which stream the answers. Codes of a close are those of the other websocket; OpenAI's clients
 connect again after 1011, 1012 and 1013, and not after 44xx.
 """
 
@@ -119,7 +119,7 @@ class SocketConnection:
             except Refused as refused:
                 self._reply(refusal(refused.error, refused.stream_id), refused.error)
         if _is_restart(self._ending):
-            await asyncio.sleep(FAREWELL_SECONDS)  # what was told last leaves before the close
+            await asyncio.sleep(FAREWELL_SECONDS)  # what was sent last leaves before the close
         raise self._ending
 
     def _take(self, message: Any) -> None:

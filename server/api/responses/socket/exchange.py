@@ -1,8 +1,8 @@
 """`Exchange`: one `response.create`, from its turn in its lane to its last event.
 
-A stored answer is told from its log, as over HTTP, and goes on when its client leaves. One that is
-not stored ends then. Words that steer an answer are kept in its session's queue; the answer that
-follows with them is told in the same lane.
+A stored answer is streamed from its log, as over HTTP, and goes on when its client leaves. One that
+is not stored ends then. Words that steer an answer are kept in its session's queue; the answer that
+follows with them is streamed in the same lane.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ from starlette.requests import HTTPConnection
 
 from server.access.identities import User
 from server.api.openai.streams import next_of
-from server.api.responses.answer.teller import AnswerEvent
+from server.api.responses.answer.emitter import AnswerEvent
 from server.api.responses.beginning import Beginning
 from server.api.responses.request import named_as_given
 from server.api.responses.socket.events import on_lane, refusal
@@ -24,7 +24,7 @@ from server.api.responses.socket.steering import Steering
 from server.api.responses.socket.stops import Stops
 from server.api.responses.socket.writer import Writer
 from server.api.responses.stored import StoredAnswer
-from server.api.responses.unstored import Telling, asked_of
+from server.api.responses.unstored import UnstoredEvents, asked_of
 from server.commands.doors.straight import Straight
 from server.commands.services import Services
 from server.commands.stateless.answer import StatelessAnswer
@@ -50,16 +50,16 @@ class Parts:
 
 
 class Exchange:
-    """`run` tells the answer. The others may be called meanwhile."""
+    """`run` streams the answer. The others may be called meanwhile."""
 
     def __init__(self, parts: Parts, frame: Create) -> None:
-        self.response_id: str | None = None  # of the answer that is told now
+        self.response_id: str | None = None  # of the answer that is streamed now
         self._parts = parts
         self._services = parts.services
         self._uid = parts.user.uid
         self._frame = frame
         self._beginning = Beginning(parts.services)
-        self._last: int | None = None  # number that was told
+        self._last: int | None = None  # number that was sent
         self._is_stopped = asyncio.Event()
         self._stops = Stops(parts.services, self._uid)
         self._steering: Steering | None = None  # of an answer that is stored
@@ -85,9 +85,9 @@ class Exchange:
             with translate_store_errors():
                 await self._services.identities.confirm(self._parts.user)
                 if self._frame.request.is_stored:
-                    await self._tell_stored()
+                    await self._stream_stored()
                 else:
-                    await self._tell_unstored()
+                    await self._stream_unstored()
         except ApiError as error:
             await self._refuse(error)
         except Exception:
@@ -115,7 +115,7 @@ class Exchange:
 
     # ---- answers that are stored ----------------------------------------------------------------
 
-    async def _tell_stored(self) -> None:
+    async def _stream_stored(self) -> None:
         frame = self._frame
         kept, _ = await self._beginning.begin(
             self._uid, frame.request, frame.body, self._parts.http
@@ -123,22 +123,22 @@ class Exchange:
         self._steering = Steering(self._services, self._uid, frame, self._parts.writer)
         following: KeptResponse | None = kept
         while following is not None:
-            await self._tell(following)
+            await self._stream(following)
             following = await self._steering.following(following)
 
-    async def _tell(self, kept: KeptResponse) -> None:
+    async def _stream(self, kept: KeptResponse) -> None:
         self.response_id, self._last = kept.response_id, None
         if self._is_stopped.is_set():
             self._stops.stop(kept.response_id)
         answer = StoredAnswer(self._services, self._uid, kept)
         straight = Straight(self._parts.writer.is_open, self._write)
         async with aclosing(answer.events(straight)) as events:
-            async for told in events:
-                await self._send(told)
+            async for some in events:
+                await self._send(some)
 
     # ---- answers that are not stored ------------------------------------------------------------
 
-    async def _tell_unstored(self) -> None:
+    async def _stream_unstored(self) -> None:
         request, beginning = self._frame.request, self._beginning
         place = await beginning.place(self._uid, request)
         before = await beginning.tail(self._uid, place, MAX_HISTORY)
@@ -151,13 +151,15 @@ class Exchange:
                 answer = await answers.begin(self._uid, asked, leave)
                 heard = answer.events()
                 leave.push_async_callback(heard.aclose)
-                await self._hear(answer, heard, Telling(answer, {**request.echo(), "model": model}))
+                await self._hear(
+                    answer, heard, UnstoredEvents(answer, {**request.echo(), "model": model})
+                )
 
     async def _hear(
-        self, answer: StatelessAnswer, heard: AsyncGenerator[Heard, None], told: Telling
+        self, answer: StatelessAnswer, heard: AsyncGenerator[Heard, None], events: UnstoredEvents
     ) -> None:
         self.response_id = answer.id
-        await self._send(told.begin())
+        await self._send(events.begin())
         stopped, coming = start(self._is_stopped.wait()), start(next_of(heard))
         try:
             while True:
@@ -166,12 +168,12 @@ class Exchange:
                     break
                 if (each := coming.result()) is None:
                     return
-                await self._send(told.take(each))
+                await self._send(events.take(each))
                 coming = start(next_of(heard))
         finally:
             await _drop(stopped)
             await _drop(coming)  # the engine's blocks are free within a step
-        await self._send(told.cancelled())
+        await self._send(events.cancelled())
 
 
 async def _drop(task: "asyncio.Task[object]") -> None:

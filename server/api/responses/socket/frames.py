@@ -16,7 +16,7 @@ _FRACTION = re.compile(r"[0-9][.eE]")
 
 
 class Cancel(Struct, frozen=True, forbid_unknown_fields=True):
-    """Stop a response: the one that is named, or the one that its lane is telling."""
+    """Stop a response: the one that is named, or the one that its lane is streaming."""
 
     type: Literal["response.cancel"]
     response_id: Annotated[str, Meta(max_length=64)] | None = None
@@ -43,7 +43,7 @@ ClientFrame = Create | Cancel | Steer
 
 
 class Refused(Exception):
-    """A frame that is refused, and of which lane it is, as far as that can be told."""
+    """A frame that is refused, and of which lane it is, as far as that can be read."""
 
     def __init__(self, error: ApiError, stream_id: str | None) -> None:
         super().__init__(error, stream_id)
@@ -96,7 +96,7 @@ def _create(frame: Mapping[str, Any]) -> Create:
     if frame.get("generate") not in (None, True):
         raise not_here("generate", "an answer is generated, or not asked for")
     if frame.get("stream") not in (None, True):
-        raise not_here("stream", "whatever is told here is told as it comes")
+        raise not_here("stream", "everything is streamed on a websocket")
     stream_id = frame.get("stream_id")
     if stream_id is not None and not (isinstance(stream_id, str) and 0 < len(stream_id) <= 128):
         raise invalid_field("stream_id", "a lane's name is a text of 1 to 128 characters")

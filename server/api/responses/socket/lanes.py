@@ -52,31 +52,31 @@ class Lanes:
         lane.waiting.append(Exchange(self._parts, frame))
 
     def stop(self, frame: Cancel) -> None:
-        """End an answer that is told here. Raises `ApiError` if there is none."""
+        """End an answer that is streamed here. Raises `ApiError` if there is none."""
         if frame.response_id is not None:
-            exchange = self._telling(frame.response_id)
+            exchange = self._streaming(frame.response_id)
         else:
             lane = self._lanes.get(frame.stream_id)
             exchange = None if lane is None else lane.first
         if exchange is None:
-            problem = "nothing is told here that could be stopped"
+            problem = "nothing runs here that could be stopped"
             raise ApiError("response_not_found", problem, param="response_id")
         exchange.stop()
 
     async def steer(self, frame: Steer) -> None:
         """Its own events say what becomes of it."""
-        exchange = self._telling(frame.previous_response_id)
+        exchange = self._streaming(frame.previous_response_id)
         if exchange is not None and exchange.steering is not None:
             await exchange.steering.steer(frame)
             return
-        code, problem = "response_not_found", "no such response is told here"
+        code, problem = "response_not_found", "no such response runs on this connection"
         stream_id = None
         if exchange is not None:
             code, problem = "steering_not_supported", "nothing of this response is stored"
             stream_id = exchange.stream_id
         await self._parts.writer.send([encode(failure(frame, code, problem), stream_id)])
 
-    def _telling(self, response_id: str) -> Exchange | None:
+    def _streaming(self, response_id: str) -> Exchange | None:
         exchanges = (lane.exchange for lane in self._lanes.values())
         return next((it for it in exchanges if it and it.response_id == response_id), None)
 

@@ -1,4 +1,4 @@
-"""`Steering`: words for an answer that is being told, and the answer that goes on with them.
+"""`Steering`: words for an answer that is being streamed, and the answer that goes on with them.
 
 They are the words of the session's own steer: kept in its queue before they are acknowledged, so
 that no death of a process loses them. The answer that follows is asked as the one before was.
@@ -34,7 +34,7 @@ from sessions.model.queue import QUEUED, REMOVED
 from sessions.store.kept.responses import KeptResponse
 
 LOOK_SECONDS = (0.01, 0.02, 0.05, 0.1)  # between two looks for what follows; then the last one
-# A refusal's code → what the client is told of it.
+# A refusal's code → what the client reads.
 CODES = {"response_not_found": "response_not_found", "queue_full": "too_many_pending_steers"}
 
 
@@ -61,7 +61,7 @@ class Waiting:
 
 
 class Steering:
-    """Of one lane, while it tells the answer to one request and what follows that."""
+    """Of one lane, while it streams the answer to one request and what follows that."""
 
     def __init__(self, services: Services, uid: str, create: Create, writer: Writer) -> None:
         self._services = services
@@ -88,7 +88,7 @@ class Steering:
                 return
             self._waiting.append(waiting)
         steer = AcceptedSteer(id=waiting.id, previous_response_id=frame.previous_response_id)
-        await self._tell(SteerAccepted(steer=steer))
+        await self._put(SteerAccepted(steer=steer))
 
     async def _keep(self, frame: Steer) -> Waiting:
         request = self._create.request
@@ -130,7 +130,7 @@ class Steering:
             yield LOOK_SECONDS[-1]
 
     async def _begun(self, session_id: str) -> KeptResponse | None:
-        """What has begun of it by now; what was refused is told, and waits no more."""
+        """What has begun of it by now; the client hears what was refused, which waits no more."""
         store = self._services.store
         queue = await store.queues.get(self._uid, session_id)
         begun: str | None = None
@@ -158,9 +158,9 @@ class Steering:
     async def _fail(
         self, frame: Steer, code: str, problem: str, steer_id: str | None = None
     ) -> None:
-        await self._tell(failure(frame, code, problem, steer_id))
+        await self._put(failure(frame, code, problem, steer_id))
 
-    async def _tell(self, event: Event) -> None:
+    async def _put(self, event: Event) -> None:
         await self._writer.send([encode(event, self._create.stream_id)])
 
 

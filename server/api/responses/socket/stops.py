@@ -10,7 +10,7 @@ from sessions.model.errors import SessionError
 
 
 class Stops:
-    """What comes of them is told by the answer's own events, so nobody reads what is said here."""
+    """The answer's own events say what comes of them, so nobody reads what is said here."""
 
     def __init__(self, services: Services, uid: str) -> None:
         self._viewer = HttpViewer(uid)

@@ -1,4 +1,4 @@
-"""Thoughts and calls of tools by `/v1/responses`: told, told again, and answered."""
+"""Thoughts and calls of tools by `/v1/responses`: sent, sent again, and answered."""
 
 import asyncio
 from collections.abc import AsyncIterator

@@ -1,4 +1,4 @@
-"""`/v1/responses` at whole workers: what is asked, told, kept, stopped and removed."""
+"""`/v1/responses` at whole workers: what is asked, streamed, kept, stopped and removed."""
 
 import asyncio
 import contextlib
@@ -83,7 +83,7 @@ def text_of(response: Frame) -> str:
     )
 
 
-def told(frames: list[Frame]) -> str:
+def streamed(frames: list[Frame]) -> str:
     return "".join(f["delta"] for f in frames if f["type"] == "response.output_text.delta")
 
 
@@ -105,7 +105,7 @@ async def test_a_stream_is_numbered_without_gaps_and_is_the_same_wherever_it_is_
     await asyncio.wait_for(http.answered, PATIENCE)
     frames = http.frames
     assert [frame["sequence_number"] for frame in frames] == list(range(len(frames)))
-    assert told(frames) == oracle_answer(1, 4)
+    assert streamed(frames) == oracle_answer(1, 4)
     response = frames[-1]["response"]
     for worker in (0, 1):
         assert await house.events(response["id"], worker=worker) == frames
@@ -133,7 +133,7 @@ async def test_a_background_answer_is_followed_from_another_worker(house: House)
     response = await house.answer(background=True, max_output_tokens=20)
     assert response["status"] in ("queued", "in_progress") and response["background"] is True
     frames = await house.events(response["id"])
-    assert told(frames) == oracle_answer(1, 20)
+    assert streamed(frames) == oracle_answer(1, 20)
     assert [frame["sequence_number"] for frame in frames] == list(range(len(frames)))
     assert frames[-1]["type"] == "response.incomplete"
 
@@ -152,7 +152,7 @@ async def test_a_stored_answer_goes_on_without_its_client(house: House, is_strea
     request.is_held.clear()
     request.released.set()
     frames = await house.events(live.ids[0])
-    assert told(frames) == oracle_answer(1, 30)
+    assert streamed(frames) == oracle_answer(1, 30)
 
 
 async def test_a_session_of_its_own_is_in_no_list_and_expires(house: House) -> None:
@@ -220,7 +220,9 @@ async def test_a_stream_ends_with_its_worker_and_goes_on_at_another(house: House
     await asyncio.wait_for(http.answered, PATIENCE)
     seen = http.frames
     rest = await house.events(seen[0]["response"]["id"], after=seen[-1]["sequence_number"])
-    assert told(seen + rest) == oracle_answer(1, 60) and rest[-1]["type"] == "response.incomplete"
+    assert (
+        streamed(seen + rest) == oracle_answer(1, 60) and rest[-1]["type"] == "response.incomplete"
+    )
 
 
 async def test_an_answer_in_a_session_stays_in_its_list(house: House) -> None:
@@ -360,7 +362,7 @@ async def test_a_stream_whose_client_leaves_before_it_begins_is_given_to_its_rep
     async with asyncio.timeout(PATIENCE):
         await repeat.answered
     assert session_of(repeat.frames[0]["response"]["id"]) == session
-    assert told(repeat.frames) == oracle_answer(1, 4)
+    assert streamed(repeat.frames) == oracle_answer(1, 4)
     assert await house.hidden() == [session]
 
 
@@ -369,7 +371,7 @@ async def test_what_is_not_stored_leaves_nothing(house: House) -> None:
     assert text_of(response) == oracle_answer(1, 4)
     http = house.ask(store=False, stream=True)
     await asyncio.wait_for(http.answered, PATIENCE)
-    assert told(http.frames) == oracle_answer(1, 4)
+    assert streamed(http.frames) == oracle_answer(1, 4)
     assert [f["sequence_number"] for f in http.frames] == list(range(len(http.frames)))
     assert await house.hidden() == [] and await house.shown() == []
 

@@ -6,7 +6,7 @@ from typing import Any
 import orjson
 
 from server.api.responses.answer.answer_events import AnswerEvents, outcome_of
-from server.api.responses.answer.teller import AnswerEvent
+from server.api.responses.answer.emitter import AnswerEvent
 from sessions.model.events import Event, ObjectEvent, TextEvent
 from tests.end_to_end.sdks.environment import strict_problems
 
@@ -35,7 +35,7 @@ def words(*texts: str) -> list[Event]:
     return [TextEvent(0, text) for text in texts]
 
 
-def told(entries: Sequence[Event], **options: Any) -> list[AnswerEvent]:
+def events_of(entries: Sequence[Event], **options: Any) -> list[AnswerEvent]:
     answer = answer_events(**options)
     return [*answer.begin(), *(event for entry in entries for event in answer.take(entry))]
 
@@ -61,8 +61,8 @@ def brief(event: Mapping[str, Any]) -> tuple[Any, ...]:
     return kind, event.get("output_index"), *new
 
 
-def test_words_are_told_from_their_item_to_its_end() -> None:
-    events = read(told([*words("Hi, wor", "ld"), done()]))
+def test_words_are_sent_from_their_item_to_its_end() -> None:
+    events = read(events_of([*words("Hi, wor", "ld"), done()]))
     assert [brief(event) for event in events] == [
         ("created", None, "in_progress"),
         ("in_progress", None, "in_progress"),
@@ -105,7 +105,7 @@ def test_words_are_told_from_their_item_to_its_end() -> None:
 
 
 def test_a_delta_is_written_as_it_is_read() -> None:
-    (delta,) = [event for event in told(words('"')) if event.type.endswith(".delta")]
+    (delta,) = [event for event in events_of(words('"')) if event.type.endswith(".delta")]
     assert delta.data == (
         b'{"type":"response.output_text.delta","item_id":"%b","output_index":0,'
         b'"content_index":0,"delta":"\\"","logprobs":[],"sequence_number":4}' % MESSAGE.encode()
@@ -192,13 +192,13 @@ KINDS: dict[str, list[Event]] = {
 }
 
 
-def told_kind(name: str) -> list[dict[str, Any]]:
+def events_of_kind(name: str) -> list[dict[str, Any]]:
     is_server_s = name.startswith("the server's")
-    return read(told(KINDS[name], server_of=lambda tool: "sky" if is_server_s else None))
+    return read(events_of(KINDS[name], server_of=lambda tool: "sky" if is_server_s else None))
 
 
 def test_openais_own_types_take_every_event_and_object() -> None:
-    events = [event for name in KINDS for event in told_kind(name)]
+    events = [event for name in KINDS for event in events_of_kind(name)]
     objects = [event["response"] for event in events if "response" in event]
     items = [event["item"] for event in events if "item" in event]
     given = [("responses:ResponseStreamEvent", event) for event in events]
@@ -208,7 +208,7 @@ def test_openais_own_types_take_every_event_and_object() -> None:
 
 
 def test_thoughts_come_before_words_each_in_an_item_of_its_own() -> None:
-    events = told_kind("thoughts")
+    events = events_of_kind("thoughts")
     assert [brief(event) for event in events[2:-1]] == [
         ("output_item.added", 0, "reasoning"),
         ("content_part.added", 0, "reasoning_text"),
@@ -232,8 +232,8 @@ def test_thoughts_come_before_words_each_in_an_item_of_its_own() -> None:
     }
 
 
-def test_a_call_is_told_with_its_arguments() -> None:
-    events = told_kind("a call")
+def test_a_call_is_sent_with_its_arguments() -> None:
+    events = events_of_kind("a call")
     assert [brief(event) for event in events[2:-1]] == [
         ("output_item.added", 0, "function_call"),
         *(("function_call_arguments.delta", 0, each) for each in '{"a":1}'),
@@ -250,8 +250,8 @@ def test_a_call_is_told_with_its_arguments() -> None:
     }
 
 
-def test_what_becomes_of_the_servers_call_is_told_after_it() -> None:
-    events = told_kind("the server's call")
+def test_what_becomes_of_the_servers_call_is_sent_after_it() -> None:
+    events = events_of_kind("the server's call")
     assert [brief(event) for event in events[-6:-1]] == [
         ("mcp_call_arguments.delta", 0, "}"),
         ("mcp_call_arguments.done", 0, '{"a":1}'),
@@ -269,7 +269,7 @@ def test_what_becomes_of_the_servers_call_is_told_after_it() -> None:
         "error": None,
         "status": "completed",
     }
-    failed = told_kind("the server's call that fails")
+    failed = events_of_kind("the server's call that fails")
     assert failed[-3]["type"] == "response.mcp_call.failed"
     assert failed[-2]["item"]["error"] == {"type": "mcp_tool_execution_error", "content": "wet"}
 
@@ -278,11 +278,11 @@ def test_what_comes_before_a_call_is_done_waits_for_it() -> None:
     second = {**CALL, "call_id": "call_2"}
     early = [added(CALL), added(second, 1), arguments("{}", 1), over(second, place=1)]
     usual = [added(CALL), over(CALL), added(second, 1), arguments("{}", 1), over(second, place=1)]
-    assert told([*early, over(CALL), done()]) == told([*usual, done()])
+    assert events_of([*early, over(CALL), done()]) == events_of([*usual, done()])
 
 
 def test_log_probabilities_go_with_the_next_delta_and_with_the_whole() -> None:
-    events = told_kind("log probabilities")
+    events = events_of_kind("log probabilities")
     deltas = [event for event in events if event["type"] == "response.output_text.delta"]
     token = {"token": "Hé", "logprob": -0.5, "top_logprobs": [{"token": "Ho", "logprob": -1.0}]}
     assert [event["logprobs"] for event in deltas] == [[token], []]
@@ -296,7 +296,7 @@ def test_log_probabilities_go_with_the_next_delta_and_with_the_whole() -> None:
 
 
 def ending(name: str) -> tuple[Any, ...]:
-    event = told_kind(name)[-1]
+    event = events_of_kind(name)[-1]
     response = event["response"]
     details = response["incomplete_details"]
     reason = None if details is None else details["reason"]
@@ -318,9 +318,9 @@ def test_an_end_is_one_that_clients_know() -> None:
 
 
 def test_a_failure_says_why() -> None:
-    failed = told_kind("failed")[-1]["response"]
+    failed = events_of_kind("failed")[-1]["response"]
     assert failed["error"] == {"code": "server_error", "message": "the engine has failed"}
-    refused = told_kind("a form is refused")[-1]["response"]
+    refused = events_of_kind("a form is refused")[-1]["response"]
     assert refused["error"] == {"code": "invalid_prompt", "message": "no such form"}
     assert (failed["status"], failed["completed_at"]) == ("failed", None)
 
@@ -328,4 +328,4 @@ def test_a_failure_says_why() -> None:
 def test_an_end_that_is_not_stored_yet_is_none() -> None:
     early = done()
     assert isinstance(early, ObjectEvent)
-    assert told([ObjectEvent({**early.data, "durable": False})]) == told([])
+    assert events_of([ObjectEvent({**early.data, "durable": False})]) == events_of([])

@@ -59,11 +59,11 @@ def test_the_first_characters_are_told_at_once() -> None:
 def test_no_more_than_a_word_waits() -> None:
     pieces = Pieces()
     text = "-" * OPENING + "a" * 15 + " b. " + " " * 40 + "日本"
-    told = 0
+    sent = 0
     for place, character in enumerate(text, 1):
-        told += len("".join(pieces.add(character)))
-        assert place - told < 2 * LONGEST
-    assert told == len(text)
+        sent += len("".join(pieces.add(character)))
+        assert place - sent < 2 * LONGEST
+    assert sent == len(text)
 
 
 def test_a_word_stands_with_the_space_before_it() -> None:

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from server.api.responses.answer.answer_events import AnswerEvents
+from server.api.responses.answer.emitter import AnswerEvent
 from server.api.responses.answer.rebuilt import entries_of, rebuilt
-from server.api.responses.answer.teller import AnswerEvent
 from server.live.response_log import MAX_STRETCHES
 from server.runs.run import Run
 from server.runs.state import STATUS_TO_MESSAGE_STATUS, End
@@ -148,9 +148,9 @@ def test_an_answer_is_told_the_same_from_its_log_in_other_cuts_and_from_its_mess
     for _ in range(3):
         assert heard(cut_otherwise(run.events, chance)) == whole
     again = Message.from_wire(message.wire())
-    answer, told = rebuilt(ASKED, again, LABELS.get)
-    assert told == whole
-    response = read(told)[-1]["response"]
+    answer, events = rebuilt(ASKED, again, LABELS.get)
+    assert events == whole
+    response = read(events)[-1]["response"]
     assert answer.response() == response
     texts = [
         part["text"]
@@ -168,8 +168,11 @@ def test_what_follows_a_number_is_the_end_of_the_whole(seed: int) -> None:
     whole = heard(run.events)
     after = chance.randrange(len(whole))
     known = whole[: after + 1]
-    for told in (heard(cut_otherwise(run.events, chance)), rebuilt(ASKED, message, LABELS.get)[1]):
-        rest = [event for event in told if event.sequence_number > after]
+    for events in (
+        heard(cut_otherwise(run.events, chance)),
+        rebuilt(ASKED, message, LABELS.get)[1],
+    ):
+        rest = [event for event in events if event.sequence_number > after]
         assert [*known, *rest] == whole
 
 

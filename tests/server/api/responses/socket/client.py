@@ -75,7 +75,7 @@ class SocketClient:
         return event
 
     async def until(self, kind: str, lane: str | None = None) -> list[Frame]:
-        """What is told in that lane up to an event of that type."""
+        """What is streamed in that lane up to an event of that type."""
         found: list[Frame] = []
         while not found or found[-1]["type"] != kind:
             event = await self.event()

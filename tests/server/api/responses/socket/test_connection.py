@@ -70,7 +70,7 @@ async def house(redis_server: EmbeddedRedis) -> AsyncIterator[House]:
         yield house
 
 
-def told(events: list[Frame]) -> str:
+def text_of(events: list[Frame]) -> str:
     return "".join(each["delta"] for each in events if each["type"].endswith("_text.delta"))
 
 
@@ -79,7 +79,7 @@ async def test_an_answer_is_told_as_over_http(house: House) -> None:
         assert client.subprotocol is None
         client.create(input=oracle_word(1))
         events = await client.until(END)
-    assert told(events) == oracle_answer(1, 4)
+    assert text_of(events) == oracle_answer(1, 4)
     assert [event["sequence_number"] for event in events] == list(range(len(events)))
     assert all("stream_id" not in event for event in events)
     again = await house.read(events[0]["response"]["id"], "stream=true")
@@ -95,11 +95,11 @@ async def test_a_lane_answers_one_after_the_other_and_lanes_side_by_side(house: 
         await client.until("response.in_progress", "a")
         house.hold()
         client.create(input=oracle_word(3), stream_id="b")
-        assert told(await client.until(END, "b")) == oracle_answer(3, 4)
+        assert text_of(await client.until(END, "b")) == oracle_answer(3, 4)
         assert house.engine.num_requests == 2
         first.released.set()
-        assert told(await client.until(END, "a")) == oracle_answer(1, 4)
-        assert told(await client.until(END, "a")) == oracle_answer(2, 4)
+        assert text_of(await client.until(END, "a")) == oracle_answer(1, 4)
+        assert text_of(await client.until(END, "a")) == oracle_answer(2, 4)
 
 
 async def test_a_later_answer_follows_an_earlier_one_of_another_lane(house: House) -> None:
@@ -115,7 +115,7 @@ async def test_an_answer_that_is_not_stored_is_told_and_leaves_nothing(house: Ho
     async with house.client() as client:
         client.create(input=oracle_word(1), store=False, stream_id="a")
         events = await client.until(END, "a")
-        assert told(events) == oracle_answer(1, 4)
+        assert text_of(events) == oracle_answer(1, 4)
         gone = await house.read(events[0]["response"]["id"])
         assert gone.status == 404
 
@@ -133,7 +133,7 @@ async def test_a_stop_ends_the_answer_of_its_lane(house: House, is_stored: bool)
         assert request.aborted.is_set()
         house.hold()
         client.create(input=oracle_word(2), stream_id="a")
-        assert told(await client.until(END, "a")) == oracle_answer(2, 4)
+        assert text_of(await client.until(END, "a")) == oracle_answer(2, 4)
 
 
 async def test_a_stop_may_name_the_lane_and_comes_before_what_waits_there(house: House) -> None:
@@ -146,7 +146,7 @@ async def test_a_stop_may_name_the_lane_and_comes_before_what_waits_there(house:
         house.hold()
         for request in house.engine.requests.values():
             request.released.set()
-        assert told(await client.until(END, "a")) == oracle_answer(2, 4)
+        assert text_of(await client.until(END, "a")) == oracle_answer(2, 4)
 
 
 async def test_the_answer_goes_on_when_its_client_leaves(house: House) -> None:
@@ -157,7 +157,7 @@ async def test_the_answer_goes_on_when_its_client_leaves(house: House) -> None:
         response_id = (await client.event())["response"]["id"]
     request.released.set()
     again = await house.read(response_id, "stream=true")
-    assert told(again.frames) == oracle_answer(1, 4)
+    assert text_of(again.frames) == oracle_answer(1, 4)
 
 
 async def test_an_answer_that_is_not_stored_ends_when_its_client_leaves(house: House) -> None:
@@ -202,7 +202,7 @@ async def test_a_refusal_is_an_event_and_the_connection_stays(house: House) -> N
             lane = frame.get("stream_id") if isinstance(frame, dict) else None
             assert event.get("stream_id") == lane
         client.create(input=oracle_word(1))
-        assert told(await client.until(END)) == oracle_answer(1, 4)
+        assert text_of(await client.until(END)) == oracle_answer(1, 4)
 
 
 async def test_who_may_not_come_in_is_refused_before_the_upgrade(house: House) -> None:
@@ -237,7 +237,7 @@ async def test_nothing_is_told_after_the_rights_of_a_user_have_ended(
         assert run is not None
         await asyncio.wait_for(run.until_stored(run.sequence_number), PATIENCE)
         await client.until("response.output_text.delta")
-        for _ in range(20):  # whoever tells it waits for more by then
+        for _ in range(20):  # whoever sends it waits for more by then
             await asyncio.sleep(0)
         straight: list[Any] = []
         monkeypatch.setattr(client.wire, "write_frames", straight.append)
@@ -306,5 +306,5 @@ async def test_no_more_requests_wait_than_there_is_room_for(
         assert refusal["error"]["code"] == "rate_limited"
         house.hold()
         request.released.set()
-        assert told(await client.until(END)) == oracle_answer(1, 4)
-        assert told(await client.until(END)) == oracle_answer(2, 4)
+        assert text_of(await client.until(END)) == oracle_answer(1, 4)
+        assert text_of(await client.until(END)) == oracle_answer(2, 4)

@@ -1,4 +1,4 @@
-"""Words for an answer that is being told: kept first, then asked, and told in the same lane."""
+"""Words for an answer that is being streamed: kept first, then asked in the same lane."""
 
 from collections.abc import AsyncIterator
 from typing import Any
@@ -11,7 +11,7 @@ from sessions.connection.embedded import EmbeddedRedis
 from tests.end_to_end.sdks.environment import strict_problems
 from tests.helpers.tiny_model import oracle_answer, oracle_word
 from tests.server.api.responses.socket.client import Frame
-from tests.server.api.responses.socket.test_connection import END, House, house_of, told
+from tests.server.api.responses.socket.test_connection import END, House, house_of, text_of
 
 SERVER_EVENT = "responses:ResponsesServerEvent"
 
@@ -42,7 +42,7 @@ async def test_an_answer_ends_and_another_goes_on_with_the_words(house: House) -
         assert events[-1]["response"]["incomplete_details"] == {"reason": "steered"}
         assert request.aborted.is_set()
         following = await client.until(END, "a")
-        assert told(following) == oracle_answer(5, 4)
+        assert text_of(following) == oracle_answer(5, 4)
         response = following[-1]["response"]
         assert response["previous_response_id"] == first
         assert {name: response[name] for name in asked} == asked
@@ -82,7 +82,7 @@ async def test_words_that_nobody_can_ask_come_back(house: House) -> None:
         empty = (await client.until("response.steer.failed", "b"))[-1]
         assert empty["error"]["code"] == "invalid_input"
         request.released.set()
-        assert told(await client.until(END, "b")) in oracle_answer(1, 4)
+        assert text_of(await client.until(END, "b")) in oracle_answer(1, 4)
         failures = [missing, failed, empty]  # the other one brings back what OpenAI has no type for
         assert strict_problems((SERVER_EVENT, each) for each in failures) == ""
 

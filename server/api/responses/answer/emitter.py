@@ -1,4 +1,4 @@
-"""`Teller`: numbers the events of an answer, and writes them as JSON."""
+"""`Emitter`: numbers the events of an answer, and writes them as JSON."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -22,29 +22,29 @@ class DeltaForm(NamedTuple):
     has_logprobs: bool
 
 
-class Teller:
-    """What was told waits until somebody takes it."""
+class Emitter:
+    """What was emitted waits until somebody takes it."""
 
     def __init__(self) -> None:
         self._number = 0
-        self._told: list[AnswerEvent] = []
+        self._emitted: list[AnswerEvent] = []
 
     @property
-    def num_told(self) -> int:
+    def num_emitted(self) -> int:
         """So far: the number of the next event."""
         return self._number
 
     def take(self) -> list[AnswerEvent]:
-        """What was told since the last time."""
-        told, self._told = self._told, []
-        return told
+        """What was emitted since the last time."""
+        emitted, self._emitted = self._emitted, []
+        return emitted
 
-    def tell(self, kind: str, **fields: Any) -> None:
+    def emit(self, kind: str, **fields: Any) -> None:
         """The next event."""
         event = {"type": kind, "sequence_number": self._number, **fields}
         self._put(kind, orjson.dumps(event))
 
-    def tell_delta(self, form: DeltaForm, delta: str, logprobs: Sequence[Any] = ()) -> None:
+    def emit_delta(self, form: DeltaForm, delta: str, logprobs: Sequence[Any] = ()) -> None:
         """The same: by far the most frequent event, so it is put together as it leaves."""
         more = b""
         if form.has_logprobs:
@@ -58,7 +58,7 @@ class Teller:
         self._put(form.type, data)
 
     def _put(self, kind: str, data: bytes) -> None:
-        self._told.append(AnswerEvent(self._number, kind, data))
+        self._emitted.append(AnswerEvent(self._number, kind, data))
         self._number += 1
 
 
