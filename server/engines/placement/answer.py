@@ -62,6 +62,7 @@ class PlacedAnswer:
         self._num_sent = 0  # tokens that it had when its engine was asked
         self._num_resumed = len(self.token_ids)
         self._is_queued = False
+        self._is_plain = True  # it has neither thoughts nor calls, as far as anybody has looked
         self._shown: list[str] = []
         self._on_delta, self._on_progress, self._on_token = on_delta, on_progress, on_token
 
@@ -78,11 +79,22 @@ class PlacedAnswer:
         return self.can_move and not is_ending
 
     def can_go_on_at(self, member: Member) -> bool:
-        """As far as is known before that is asked: who has no state of a form begins it anew."""
+        """As far as is known before that is asked: who has no state of a form begins it anew, and
+        who is given its text alone takes back neither thoughts nor calls.
+        """
         exactness = member.engine.exactness
         if not self.token_ids or exactness is Exactness.EXACT:
             return True
-        return exactness is not Exactness.NONE and self.params.structured_outputs is None
+        if exactness is Exactness.NONE or self.params.structured_outputs is not None:
+            return False
+        return exactness is not Exactness.TEXT or self._is_text_alone(member.engine)
+
+    def _is_text_alone(self, engine: EngineClient) -> bool:
+        if self._is_plain and self.options.get("marks") is not None:
+            prompt = self.prompt["prompt_token_ids"]
+            plain = engine.resumed_text(prompt, self.params, self.token_ids)
+            self._is_plain = self._text_of(self.token_ids, engine) == plain
+        return self._is_plain
 
     @property
     def has_begun(self) -> bool:

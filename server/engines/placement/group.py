@@ -135,7 +135,7 @@ class EngineGroup:
         if state is CoreState.DEAD:
             # One that cannot move stays with its engine, whose client sees what it has.
             for answer in self.answers_at(member):
-                if not answer.is_moving and answer.can_move:
+                if not answer.is_moving and answer.can_move and self._leaves(answer, member):
                     answer.note_loss()
                 if answer.problem is not None:  # also where it would wait for the next core
                     self._tell_to_end(answer)
@@ -449,12 +449,21 @@ class EngineGroup:
     def _move_all(self, member: Member) -> bool:
         """Have its answers go on elsewhere, if they can; False if there is no place for them."""
         answers = [answer for answer in self.answers_at(member) if answer.may_be_moved]
-        others = [other for other in self.members if other is not member and other.takes_new]
-        for answer in answers if others else ():
-            if member.is_lost or any(answer.can_go_on_at(other) for other in others):
+        has_others = any(self._others(member))
+        for answer in answers if has_others else ():
+            if self._leaves(answer, member):
                 answer.is_moving = True
                 self._tell_to_end(answer)
-        return bool(others) or not answers
+        return has_others or not answers
+
+    def _leaves(self, answer: PlacedAnswer, member: Member) -> bool:
+        """Whether it is better off elsewhere. What no other could go on with ends where it is."""
+        others = self._others(member)
+        return member.has_lost_all or any(answer.can_go_on_at(other) for other in others)
+
+    def _others(self, member: Member) -> list[Member]:
+        """That would take its answers now."""
+        return [other for other in self.members if other is not member and other.takes_new]
 
     def _tell_to_end(self, answer: PlacedAnswer) -> None:
         assert answer.member is not None

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from server.config.models import EngineStatus
-from server.engines.client import CoreState, EngineClient
+from server.engines.client import CoreState, EngineClient, Exactness
 from server.engines.placement.breaker import Breaker
 from server.engines.placement.rendezvous import stamp
 
@@ -44,6 +44,13 @@ class Member:
     def is_lost(self) -> bool:
         """Its answers do not go on, as long as it stays so."""
         return self.engine.core_state is CoreState.DEAD
+
+    @property
+    def has_lost_all(self) -> bool:
+        """Nothing more comes of its answers. Each of a text engine has a connection of its own,
+        which may be well while the engine says that it is not.
+        """
+        return self.is_lost and self.engine.exactness in (Exactness.EXACT, Exactness.TOKENS)
 
     @property
     def gives_up(self) -> bool:

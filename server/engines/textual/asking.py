@@ -147,8 +147,10 @@ class Asking:
     async def _produce(self) -> RequestOutput:
         while True:
             try:
-                await self._engine.wait_ready(GAP_SECONDS)
                 problem = self._cannot_go_on()
+                if problem is None:
+                    await self._engine.wait_ready(GAP_SECONDS)
+                    problem = self._cannot_go_on()  # it may be another server by now
                 if problem is not None:
                     return self._last("error", OutputError(CANNOT_CONTINUE, problem))
                 await self._call()

@@ -41,7 +41,7 @@ class Asker:
             marks=GRAMMAR.marks,
         )
         async with asyncio.timeout(PATIENCE):
-            (last,) = [output async for output in outputs]
+            *_, last = [output async for output in outputs]
         return last
 
 
