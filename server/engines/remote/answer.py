@@ -27,13 +27,13 @@ class OpenAnswer:
         self.request = request
         self.token_ids: list[int] = []  # that it has had here, all of which were handed on
         self.name = ""  # by which the engine knows the present try
-        self.exchange: Exchange | None = None  # of the present try, if it has a connection
-        self.was_asked = False  # an engine may still compute what a try has asked for
+        self.exchange: Exchange | None = None  # of the present try
         self.num_tries_in_vain = 0
         self.began_at = 0.0  # the present try, time.monotonic()
         self.is_aborting = False  # it takes no more tokens
         self.has_begun = False  # the engine has said something of it
         self._is_first_try = True
+        self._was_sent = False  # an engine may still compute what a try before has asked for
         self._own_stops = frozenset(params.stop_token_ids or ())
         self._stops = self._own_stops | (frozenset() if params.ignore_eos else frozenset(stop_ids))
         self._vocab_size = vocab_size
@@ -76,6 +76,15 @@ class OpenAnswer:
         self._num_sent = len(rest.prompt_token_ids) + len(rest.resume_token_ids)
         self._is_checked = False
         return rest
+
+    def end_try(self) -> None:
+        """Its exchange is closed."""
+        self._was_sent, self.exchange = self.was_sent, None
+
+    @property
+    def was_sent(self) -> bool:
+        """Whether an engine may compute it, by what it knows."""
+        return self._was_sent or (self.exchange is not None and self.exchange.was_sent)
 
     def take(self, step: Step) -> SequenceOutput:
         """What an event adds to it. Raises `Lie` for what cannot be true."""

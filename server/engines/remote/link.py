@@ -319,7 +319,6 @@ class RemoteLink:
                     self._refuse_to_continue(answer)
                 continue
             except BadStatus as problem:
-                answer.was_asked = False
                 if problem.is_busy and num_busy < MAX_BUSY_TRIES:
                     num_busy += 1
                     answer.num_tries_in_vain -= 1
@@ -359,13 +358,16 @@ class RemoteLink:
         reply = StreamedReply(
             reader, lambda step: self._take(answer, step), self._beat, is_whole=is_gap
         )
-        started = await exchange.start(self._address, call, reply)
-        answer.exchange, answer.was_asked = started, True
+        answer.exchange = tried = exchange.Exchange(self._address, call, reply)
         try:
+            await tried.send()
             await reply.wait(self._patience.first_byte, self._patience.next_byte)
-        finally:
-            started.close()
+        except BadStatus:  # it computes nothing of that
             answer.exchange = None
+            raise
+        finally:
+            tried.close()
+            answer.end_try()
         return reply.has_gap
 
     def _take(self, answer: OpenAnswer, step: Any) -> bool:
@@ -412,7 +414,7 @@ class RemoteLink:
     async def _abort(self, answer: OpenAnswer) -> None:
         """End an answer there. It ends here when the engine has said that it knows."""
         task, call = self._trying.get(answer.request.request_id), self._dialect.abort(answer.name)
-        is_confirmed = not answer.was_asked
+        is_confirmed = not answer.was_sent
         if not is_confirmed and call is not None and await self._tell(call) and task is not None:
             await asyncio.wait([task], timeout=ABORT_CONFIRM_SECONDS)  # its stream ends
             is_confirmed = task.done()

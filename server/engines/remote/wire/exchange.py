@@ -54,19 +54,38 @@ class Receiver(Protocol):
 
 
 class Exchange(asyncio.Protocol):
-    """Made by `start`."""
+    """One request; the reply is the receiver's. Raises `Misfit` for a key."""
 
-    def __init__(self, request: bytes, connection: h11.Connection, receiver: Receiver) -> None:
-        self._request = request
-        self._connection = connection
+    def __init__(self, address: RemoteAddress, call: Call, receiver: Receiver) -> None:
+        self.was_sent = False  # the other side may know of it
+        self._address = address
+        self._connection = h11.Connection(h11.CLIENT, MAX_HEAD_BYTES)
+        self._request = _encode(address, call, self._connection)
         self._receiver: Receiver | None = receiver
         self._transport: asyncio.Transport | None = None
         self._has_ended = False  # the other side sends no more
         self._has_more = False  # that has come, and is read in the next turn
         self._lost: RemoteProblem | None = None  # the connection, meanwhile
 
+    async def send(self) -> None:
+        """Return when it is on its way. Raises `Unreachable`, or `Misfit` for certificates."""
+        address = self._address
+        try:
+            async with asyncio.timeout(CONNECT_SECONDS):
+                await asyncio.get_running_loop().create_connection(
+                    lambda: self, address.host, address.port, ssl=address.trust
+                )
+        except TimeoutError:
+            problem = f"{address.url}: no connection within {CONNECT_SECONDS:g} s"
+            raise Unreachable(problem) from None
+        except ssl.SSLCertVerificationError as error:
+            reason = f"{address.url}: its certificate is not trusted: {error.verify_message}"
+            raise Unreachable(reason) from None
+        except OSError as error:
+            raise Unreachable(f"{address.url}: {error.strerror or error}") from None
+
     def close(self) -> None:
-        """End it, whatever has come; nobody hears of it any more. Idempotent."""
+        """End it, whatever has come; nobody hears of it any more, nor is it sent. Idempotent."""
         self._receiver = None
         if self._transport is not None:
             self._transport.abort()
@@ -75,6 +94,10 @@ class Exchange(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)  # uvloop's are no subclasses of it
+        if self._receiver is None:  # it was closed in the turns in which the connection came
+            self._transport.abort()
+            return
+        self.was_sent = True
         self._transport.write(self._request)
 
     def data_received(self, data: bytes) -> None:
@@ -153,22 +176,9 @@ class Exchange(asyncio.Protocol):
 
 
 async def start(address: RemoteAddress, call: Call, receiver: Receiver) -> Exchange:
-    """Send a request; the reply is the receiver's. Raises `Unreachable`, or `Misfit` for a key."""
-    trust, connection = address.trust, h11.Connection(h11.CLIENT, MAX_HEAD_BYTES)
-    exchange = Exchange(_encode(address, call, connection), connection, receiver)
-    try:
-        async with asyncio.timeout(CONNECT_SECONDS):
-            await asyncio.get_running_loop().create_connection(
-                lambda: exchange, address.host, address.port, ssl=trust
-            )
-    except TimeoutError:
-        problem = f"{address.url}: no connection within {CONNECT_SECONDS:g} s"
-        raise Unreachable(problem) from None
-    except ssl.SSLCertVerificationError as error:
-        reason = f"{address.url}: its certificate is not trusted: {error.verify_message}"
-        raise Unreachable(reason) from None
-    except OSError as error:
-        raise Unreachable(f"{address.url}: {error.strerror or error}") from None
+    """One that is on its way. Raises `Unreachable`, or `Misfit` for a key or certificates."""
+    exchange = Exchange(address, call, receiver)
+    await exchange.send()
     return exchange
 
 

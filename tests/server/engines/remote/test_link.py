@@ -14,6 +14,7 @@ from server.engines.remote import link as link_module
 from server.engines.remote.answer import MAX_TRIES_IN_VAIN
 from server.engines.remote.link import MAX_FAILURES, Patience
 from server.engines.remote.wire.address import RemoteAddress
+from server.engines.remote.wire.exchange import Exchange
 from tests.helpers.patience import PATIENCE
 from tests.server.engines.remote.conftest import PROMPT, QUICK, Join, Joined, asked, read
 from tests.server.engines.remote.stand_in import (
@@ -327,6 +328,23 @@ async def test_a_stop_before_the_engine_was_asked_is_confirmed_at_once(join: Joi
     await joined.engine.abort("r")
     answer = await read(stream)
     assert (answer.reason, answer.is_confirmed, answer.token_ids) == ("abort", True, [])
+
+
+async def test_a_stop_in_the_turn_in_which_the_engine_is_asked_is_not_confirmed_by_nobody(
+    join: Join, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stand_in = LlamaCppStandIn()
+    await stand_in.start()
+    joined = await join(stand_in, patience=replace(QUICK, look=PATIENCE))
+    made = Exchange.connection_made
+
+    def connection_made(exchange: Exchange, transport: asyncio.BaseTransport) -> None:
+        made(exchange, transport)
+        joined.engine._client.abort("r")  # as `abort` does before it first yields
+
+    monkeypatch.setattr(Exchange, "connection_made", connection_made)
+    answer = await read(await joined.add())
+    assert (answer.reason, answer.is_confirmed) == ("abort", False)
 
 
 async def test_a_stop_between_two_tries_is_not_confirmed_by_nobody(join: Join) -> None:

@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from server.engines.remote.wire.address import RemoteAddress
-from server.engines.remote.wire.exchange import CUT, Call, ask, message_of
+from server.engines.remote.wire.exchange import CUT, Call, Exchange, Whole, ask, message_of
 from server.engines.remote.wire.problems import (
     BadStatus,
     Broken,
@@ -61,6 +61,16 @@ async def problem_of(answer: Awaitable[bytes]) -> str:
     with pytest.raises(RemoteProblem) as raised:
         await answer
     return str(raised.value)
+
+
+async def test_what_is_closed_while_its_connection_comes_is_never_sent() -> None:
+    async with serving(OK) as (port, sent):
+        exchange = Exchange(RemoteAddress(f"http://127.0.0.1:{port}"), Call("/x"), Whole())
+        exchange.close()
+        await exchange.send()
+        assert not exchange.was_sent
+        await ask(RemoteAddress(f"http://127.0.0.1:{port}"), Call("/after"), PATIENCE)
+    assert [each.split(b" ")[1] for each in sent] == [b"/after"]
 
 
 async def test_a_call_is_one_request_with_its_body_and_key(tmp_path: Path) -> None:
