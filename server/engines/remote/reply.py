@@ -15,9 +15,10 @@ DONE = b"[DONE]"  # the last event of some, which says nothing
 
 
 class StreamedReply:
-    """`take` gets each step, and says whether nothing more is wanted; `on_sign` hears of any byte.
+    """`take` gets each step, and says whether nothing more is wanted; `on_sign` hears of progress.
 
-    A reply that `is_whole` is one event.
+    A reply that `is_whole` is one event. Bytes that say nothing of the answer are no progress, such
+    as the comments by which proxies keep connections open.
     """
 
     def __init__(
@@ -38,12 +39,13 @@ class StreamedReply:
         self._error_status: int | None = None
         self._is_finished = False  # nothing that still comes is of use
         self._has_begun = False  # a token of it has come
+        self._num_computed = 0  # tokens of its prompt
         self._loop = asyncio.get_running_loop()
         self._heard_at = self._loop.time()
         self._done: asyncio.Future[None] = self._loop.create_future()
 
     async def wait(self, first_seconds: float, next_seconds: float) -> None:
-        """Return when it has ended as it should. Raises `RemoteProblem`, `Silent` for no byte.
+        """Return when it has ended as it should. Raises `RemoteProblem`; `Silent` without progress.
 
         It may be silent for `first_seconds` before its first token, then for `next_seconds`.
         """
@@ -67,7 +69,6 @@ class StreamedReply:
             raise Broken(f"a reply of the type {kind or 'that it does not say'}")
 
     def took(self, data: bytes) -> None:
-        self._sign()
         if self._error_status is not None:
             self._content += data
             if len(self._content) > MAX_MESSAGE_BYTES:
@@ -103,8 +104,11 @@ class StreamedReply:
             return
         if step.error is not None:
             raise Broken(f"the engine says: {step.error}")
-        self._has_begun = self._has_begun or bool(step.token_ids)
         reason = step.finish_reason
+        if step.token_ids or reason or step.num_computed_tokens > self._num_computed:
+            self._num_computed = max(self._num_computed, step.num_computed_tokens)
+            self._sign()
+        self._has_begun = self._has_begun or bool(step.token_ids)
         if reason == "gap" or (self._is_whole and reason == "length"):
             step.finish_reason = None
         elif reason == "abort":

@@ -32,7 +32,7 @@ STREAM = "text/event-stream"
 
 
 class Patience(msgspec.Struct, frozen=True):
-    """How long an answer may be silent, in seconds."""
+    """How long an answer may stand still, in seconds. Comments and empty events say nothing."""
 
     first: float = FIRST_SECONDS
     next: float = NEXT_SECONDS
@@ -91,7 +91,7 @@ class _Reply:
             while not self._done.done():
                 left = self._heard_at + self._seconds - self._loop.time()
                 if left <= 0:
-                    raise Silent(f"it was silent for {self._seconds:g} s")
+                    raise Silent(f"it has said nothing of the answer for {self._seconds:g} s")
                 # Not longer, since the first event makes what is left shorter.
                 await asyncio.wait([self._done], timeout=min(left, self._patience.next))
             self._done.result()
@@ -105,7 +105,6 @@ class _Reply:
             raise Broken("its answer is no stream of events")
 
     def took(self, data: bytes) -> None:
-        self._heard_at = self._loop.time()
         if self._status != 200:
             self._refusal += data[: MAX_MESSAGE_BYTES - len(self._refusal)]
             return
@@ -123,6 +122,7 @@ class _Reply:
     def _read(self, chunk: Chunk) -> None:
         has_ended = self._take(chunk)
         if chunk.says_something:
+            self._heard_at = self._loop.time()
             self._seconds = self._patience.next
         if has_ended and self._last_timer is None:
             self._last_timer = self._loop.call_later(self._patience.last, self.ended, None)

@@ -212,6 +212,9 @@ class StandIn:
             if self.pace is not None:
                 await self.pace.acquire()
             ids.append(VOCABULARY + 7 if fault == "wrong ids" and place == 2 else token_id)
+            while (place, fault) in ((0, "comments alone"), (2, "comments in the middle")):
+                yield b": we are still here\n\n"
+                await asyncio.sleep(0.01)
             if place == 2 and fault == "no JSON":
                 yield b"data: {\n\n"
             if place == 2 and fault == "an error in the stream":

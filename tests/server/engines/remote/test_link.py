@@ -225,6 +225,18 @@ async def test_an_answer_that_stands_still_is_asked_for_again_from_there(
     assert (await read(stream)).token_ids == WHOLE
 
 
+@pytest.mark.parametrize("fault", ["comments alone", "comments in the middle"])
+async def test_comments_are_no_life_of_an_answer_that_stands_still(
+    stand_in: StandIn, join: Join, fault: str
+) -> None:
+    await stand_in.start()
+    patience = replace(QUICK, first_byte=0.5, next_byte=0.5)
+    joined = await join(stand_in, patience=patience)
+    stand_in.faults.append(fault)
+    assert (await joined.ask()).token_ids == WHOLE
+    assert len(stand_in.asked) == 2
+
+
 async def test_an_engine_that_lives_and_answers_nothing_is_left_alone_for_a_while(
     stand_in: StandIn, join: Join
 ) -> None:

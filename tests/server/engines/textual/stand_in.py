@@ -15,12 +15,16 @@ JSON = {"Content-Type": "application/json"}
 
 @dataclass
 class Reply:
-    """To one call. An event among the pieces is waited for; `is_cut`: no end is written."""
+    """To one call. An event among the pieces is waited for; `is_cut`: no end is written.
+
+    `ever` is written again and again instead of an end.
+    """
 
     pieces: Sequence[bytes | asyncio.Event] = ()
     status: int = 200
     headers: Mapping[str, str] = field(default_factory=lambda: STREAM)
     is_cut: bool = False
+    ever: bytes = b""
 
 
 DONE = b"data: [DONE]\n\n"
@@ -143,6 +147,10 @@ class StandIn:
             else:
                 writer.write(b"%x\r\n%s\r\n" % (len(piece), piece))
         await writer.drain()
+        while reply.ever:
+            writer.write(b"%x\r\n%s\r\n" % (len(reply.ever), reply.ever))
+            await writer.drain()
+            await asyncio.sleep(0.01)
         if reply.is_cut:  # what was written before arrives
             writer.write_eof()
             await reader.read()

@@ -339,6 +339,8 @@ MISBEHAVIOUR = {
     "an unknown reason": Reply([chunk(reason="because")]),
     "its own error": Reply([b'data: {"error": {"message": "boom"}}\n\n']),
     "calls in no order": Reply([call_chunk(3, "weather", "{}")]),
+    "comments alone": Reply(ever=b": we are still here\n\n"),
+    "events that say nothing": Reply(ever=chunk("", reasoning_content="")),
     "an endless event": Reply([b"data: " + b"x" * 600_000, b"y" * 600_000]),
 }
 
@@ -350,6 +352,16 @@ async def test_nothing_of_a_reply_that_is_none_is_shown(open_engine: Open, kind:
     stand_in.replies += [MISBEHAVIOUR[kind], said("Good")]
     await asker.ask()
     assert asker.text == "Good"
+
+
+async def test_an_answer_that_stands_still_is_asked_for_again_whatever_else_comes(
+    open_engine: Open,
+) -> None:
+    stand_in = StandIn()
+    asker = await open_engine(stand_in, patience=HASTY)
+    stand_in.replies += [Reply([chunk("Good ")], ever=b": we are still here\n\n"), said("day")]
+    await asker.ask()
+    assert asker.text == "Good day"
 
 
 async def test_an_answer_that_has_no_end_is_cut(open_engine: Open) -> None:
