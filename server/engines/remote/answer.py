@@ -1,7 +1,8 @@
 """`OpenAnswer`: one answer that an engine at an address is asked for, over all tries.
 
 Here it is decided what of an engine's words is an answer's: no token that the model has not, none
-after one that ends it, and no more than were asked for, whatever the engine says.
+after one that ends it, no more than were asked for, and no end at a limit that is not reached,
+whatever the engine says.
 """
 
 import time
@@ -15,6 +16,7 @@ from server.engines.remote.wire.exchange import Exchange
 from server.engines.remote.wire.problems import Lie
 
 MAX_TRIES_IN_VAIN = 3  # in a row, without a new token
+CONTEXT_SLACK = 16  # tokens before the end of its context at which an engine may give up
 
 
 class OpenAnswer:
@@ -102,6 +104,8 @@ class OpenAnswer:
             is_whole = len(ids) == self.num_remaining and reason == "stop"
             del ids[self.num_remaining :]
             reason = "stop" if is_whole else "length"
+        elif reason == "length" and not self._may_be_full(len(ids)):
+            reason = None  # there is more of it, which the next try asks for
         if ids:
             self._first_token_ts = self._first_token_ts or now
             self.num_tries_in_vain = 0
@@ -117,6 +121,13 @@ class OpenAnswer:
             scheduled_ts=self._scheduled_ts,
             first_token_ts=self._first_token_ts,
         )
+
+    def _may_be_full(self, num_new: int) -> bool:
+        """Whether the engine may be right that it has no room for more; a form begins anew in the
+        next try, so there it is believed.
+        """
+        num_so_far = len(self.request.prompt_token_ids) + self._num_before + num_new
+        return self.is_held_to_form or num_so_far >= self._max_model_len - CONTEXT_SLACK
 
     @property
     def _num_before(self) -> int:

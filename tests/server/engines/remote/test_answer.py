@@ -5,6 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from engine.grammar.params import StructuredOutputsParams
 from engine.ipc import AddRequest, SequenceOutput
 from engine.sampling_params import SamplingParams
 from server.engines.remote.answer import OpenAnswer
@@ -29,8 +30,8 @@ def took(found: OpenAnswer, *ids: int, reason: str | None = None) -> SequenceOut
 
 def test_tokens_are_handed_on_as_they_come() -> None:
     found = answer()
-    outputs = [took(found, 10), took(found, 11, 12), took(found, reason="length")]
-    assert [output.new_token_ids for output in outputs] == [[10], [11, 12], []]
+    outputs = [took(found, 10), took(found, 11, 12), took(found, 13, 14, reason="length")]
+    assert [output.new_token_ids for output in outputs] == [[10], [11, 12], [13, 14]]
     assert [output.finish_reason for output in outputs] == [None, None, "length"]
     assert outputs[0].scheduled_ts == outputs[-1].scheduled_ts > 0
 
@@ -52,6 +53,21 @@ def test_an_answer_ends_where_it_must_whatever_the_engine_says(
 ) -> None:
     output = took(answer(**params), *ids)
     assert (output.new_token_ids, output.finish_reason) == (taken, reason)
+
+
+def test_a_limit_that_is_not_reached_is_none() -> None:
+    found = answer()
+    output = took(found, 10, 11, reason="length")
+    assert (output.new_token_ids, output.finish_reason) == ([10, 11], None)
+    assert found.begin_try("second").resume_token_ids == [10, 11]
+    assert took(found, 12, 13, 14, reason="length").finish_reason == "length"
+
+
+def test_who_is_at_the_end_of_its_context_or_begins_a_form_anew_is_believed() -> None:
+    almost_full = answer(max_model_len=20, max_tokens=None)
+    assert took(almost_full, 10, reason="length").finish_reason == "length"
+    held = answer(structured_outputs=StructuredOutputsParams(json={}))
+    assert took(held, 10, reason="length").finish_reason == "length"
 
 
 def test_only_a_stop_of_its_own_is_its_reason() -> None:
