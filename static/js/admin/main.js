@@ -1,12 +1,15 @@
-/** Wires the admin page. `window.parleyAdmin` is there for tests and the curious. */
+/** Wires the console: its tabs, in the order of the rail. `window.parleyAdmin` is there for tests and the curious. */
 
 import { render } from "preact";
 
 import { html } from "../widgets/html.js";
-import { AdminPage } from "./page.js";
-import { AdminApp } from "./view.js";
+import { Console } from "./frame/console.js";
+import { Frame } from "./frame/frame.js";
+import { STRIP } from "./health/strip.js";
+import { TAB as SERVER } from "./health/tab.js";
+import { TAB as SESSIONS } from "./sessions/tab.js";
 
-const page = new AdminPage();
-window.parleyAdmin = { page };
-render(html`<${AdminApp} page=${page} />`, document.getElementById("admin"));
-page.start();
+const admin = new Console({ tabs: [SESSIONS, SERVER], strip: STRIP });
+window.parleyAdmin = { admin };
+render(html`<${Frame} admin=${admin} />`, document.getElementById("admin"));
+admin.start();

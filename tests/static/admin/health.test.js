@@ -1,9 +1,9 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { Refused, Silent } from "../../../static/js/admin/api.js";
-import { Workers, lossTrouble } from "../../../static/js/admin/health.js";
-import { clock } from "../../../static/js/admin/words.js";
+import { Refused, Silent } from "../../../static/js/admin/frame/api.js";
+import { Workers, lossTrouble } from "../../../static/js/admin/health/rules.js";
+import { clock } from "../../../static/js/admin/frame/words.js";
 
 const HERE = 1_000_000; // when the figures came, by the browser's clock
 const THERE = 5_000_000; // the same moment by the server's

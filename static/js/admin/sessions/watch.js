@@ -5,8 +5,8 @@
 
 import { signal } from "@preact/signals";
 
-import { Socket } from "../connection/socket.js";
-import { Conversation } from "../state/conversation.js";
+import { Socket } from "../../connection/socket.js";
+import { Conversation } from "../../state/conversation.js";
 
 export class Watch {
   /** +1 per change; the view reads `conversation` again. */
@@ -14,7 +14,7 @@ export class Watch {
   /** What to say instead of the conversation; empty when it is there. */
   note = signal("Connecting …");
 
-  /** @param {import("./api.js").AdminApi} api @param {string} sessionId */
+  /** @param {import("../frame/api.js").AdminApi} api @param {string} sessionId */
   constructor(api, sessionId) {
     this.conversation = new Conversation(sessionId);
     this.socket = new Socket({

@@ -1,11 +1,11 @@
 /**
- * How well the server is, as far as the admin page knows: which engines are unavailable, which
+ * How well the server is, as far as the console knows: which engines are unavailable, which
  * workers are silent, and whether what is shown is old. Rules and words only; nothing here is drawn
  * or asked for.
  */
 
-import { Refused } from "./api.js";
-import { clock, duration, sentence, shortReplica } from "./words.js";
+import { Refused } from "../frame/api.js";
+import { clock, duration, sentence, shortReplica } from "../frame/words.js";
 
 const MAX_NAMED = 3; // workers in one sentence
 

@@ -1,35 +1,52 @@
-/** The admin's requests, each with a time limit. The token travels as a header only: a URL would be kept in histories and logs. */
+/**
+ * The admin's requests, each with a time limit. The token travels as a header only: a URL would be kept in histories
+ * and logs.
+ */
 
-const READ_MS = 4000;
+export const READ_MS = 4000;
 const DEED_MS = 15_000; // the server itself waits some seconds for an answer's end
 
 /** No answer came in time, or none that could be read. */
 export class Silent extends Error {}
 
 export class Refused extends Error {
-  /** @param {number} status @param {{code?: string, message?: string}} error */
+  /** @param {number} status @param {{code?: string, message?: string, param?: string}} error */
   constructor(status, error = {}) {
     super(error.message ?? `the server answered ${status}`);
     this.status = status;
     this.code = error.code ?? "";
+    this.param = error.param ?? "";
   }
 }
 
+/** Paths are those below `/v1/admin`. Each method raises `Refused` or `Silent`. */
 export class AdminApi {
   /** @param {string} token of an admin */
   constructor(token) {
     this.token = token;
   }
 
-  /** Raises `Refused` or `Silent`, as does `post`. */
-  get(path, query = {}) {
-    const given = Object.entries(query).filter(([, value]) => value !== null && value !== "");
+  /** @param {object} [query] what is null or empty is left out */
+  get(path, query = {}, { limitMs = READ_MS } = {}) {
+    const given = Object.entries(query).filter(([, value]) => value !== null && value !== undefined && value !== "");
     const search = new URLSearchParams(given);
-    return this.#ask("GET", given.length ? `${path}?${search}` : path, READ_MS);
+    return this.#ask("GET", given.length ? `${path}?${search}` : path, limitMs);
   }
 
   post(path, body = {}) {
-    return this.#ask("POST", path, DEED_MS, JSON.stringify(body));
+    return this.#ask("POST", path, DEED_MS, body);
+  }
+
+  put(path, body = {}) {
+    return this.#ask("PUT", path, DEED_MS, body);
+  }
+
+  patch(path, body = {}) {
+    return this.#ask("PATCH", path, DEED_MS, body);
+  }
+
+  delete(path) {
+    return this.#ask("DELETE", path, DEED_MS);
   }
 
   /** A websocket of this admin: browsers can send a token only among the subprotocols. */
@@ -58,7 +75,7 @@ export class AdminApi {
   async #exchange(method, path, body, signal) {
     const headers = { Accept: "application/json", Authorization: `Bearer ${this.token}` };
     if (body !== undefined) headers["Content-Type"] = "application/json";
-    const options = { method, headers, body, signal, credentials: "omit" };
+    const options = { method, headers, body: body && JSON.stringify(body), signal, credentials: "omit" };
     const response = await fetch(`/v1/admin${path}`, options);
     if (response.status === 204) return {};
     if (response.ok) return response.json();

@@ -2,12 +2,12 @@
 
 import { useEffect, useRef } from "preact/hooks";
 
-import { endText, reasonText } from "../connection/protocol.js";
-import { Scroll } from "../transcript/scroll.js";
-import { html } from "../widgets/html.js";
-import { Close } from "../widgets/icons.js";
-import { EvictDialog, State, titleOf } from "./parts.js";
-import { duration, shortReplica } from "./words.js";
+import { endText, reasonText } from "../../connection/protocol.js";
+import { Scroll } from "../../transcript/scroll.js";
+import { html } from "../../widgets/html.js";
+import { Close } from "../../widgets/icons.js";
+import { count, duration, shortReplica } from "../frame/words.js";
+import { State, titleOf } from "./parts.js";
 
 const MOMENTS = [
   ["created_at", "asked"],
@@ -18,39 +18,42 @@ const MOMENTS = [
   ["done_at", "done"],
 ];
 
-export function Drawer({ page }) {
-  const { id, details, watch } = page.open.value;
+export function Drawer({ admin, state, id }) {
+  const details = state.details.value.value;
   const heading = useRef(null);
   useEffect(() => {
+    const before = document.activeElement;
     heading.current?.focus();
-    const onKeyDown = (event) => event.key === "Escape" && !page.evicting.value && page.close();
+    const onKeyDown = (event) => event.key === "Escape" && !admin.dialog.value && state.show(null);
     addEventListener("keydown", onKeyDown);
-    return () => removeEventListener("keydown", onKeyDown);
+    return () => {
+      removeEventListener("keydown", onKeyDown);
+      if (before?.isConnected) before.focus(); // where the keyboard was
+    };
   }, []);
   const row = details?.session;
   return html`<aside class="drawer" aria-labelledby="drawer-title">
     <header class="drawer-top">
       <h2 id="drawer-title" tabindex="-1" ref=${heading}>${row ? titleOf(row) : "Loading …"}</h2>
-      <button type="button" class="quiet" aria-label="Close" onClick=${() => page.close()}><${Close} /></button>
+      <button type="button" class="quiet" aria-label="Close" onClick=${() => state.show(null)}><${Close} /></button>
     </header>
     ${row &&
     html`<div class="drawer-body">
-      <${Facts} page=${page} row=${row} viewers=${details.viewers} />
-      <${Deeds} page=${page} row=${row} />
+      <${Facts} state=${state} row=${row} viewers=${details.viewers} />
+      <${Deeds} state=${state} row=${row} />
       <${Timelines} responses=${details.responses} />
-      <${Transcript} page=${page} watch=${watch} />
+      <${Transcript} state=${state} />
     </div>`}
-    ${page.evicting.value === id && html`<${EvictDialog} page=${page} id=${id} />`}
   </aside>`;
 }
 
-function Facts({ page, row, viewers }) {
-  const where = Object.entries(viewers).map(([replica, count]) => `${count} on ${shortReplica(replica)}`);
+function Facts({ state, row, viewers }) {
+  const where = Object.entries(viewers).map(([replica, number]) => `${number} on ${shortReplica(replica)}`);
   const facts = [
     ["User", row.user.name ? `${row.user.name} (${row.user.id})` : row.user.id],
-    ["State", html`<${State} page=${page} row=${row} />`],
+    ["State", html`<${State} state=${state} row=${row} />`],
     ["Viewers", where.join(", ") || "none"],
-    ["Messages", `${row.message_count}, ${row.usage.output_tokens.toLocaleString("en")} tokens answered`],
+    ["Messages", `${row.message_count}, ${count(row.usage.output_tokens)} tokens answered`],
     row.locked && ["Locked", row.locked],
     ["Session", html`<code>${row.id}</code>`],
   ].filter(Boolean);
@@ -59,13 +62,12 @@ function Facts({ page, row, viewers }) {
   </dl>`;
 }
 
-function Deeds({ page, row }) {
+function Deeds({ state, row }) {
   return html`<div class="deeds">
     <button type="button" class="plain" disabled=${!row.response || row.state === "stopping"}
-      onClick=${() => page.stop(row.id)}>Stop</button>
-    <button type="button" class="plain danger" onClick=${() => (page.evicting.value = row.id)}>Evict …</button>
-    ${row.locked &&
-    html`<button type="button" class="plain" onClick=${() => page.unlock(row.id)}>Unlock</button>`}
+      onClick=${() => state.stop(row.id)}>Stop</button>
+    <button type="button" class="plain danger" onClick=${() => state.evict(row.id)}>Evict …</button>
+    ${row.locked && html`<button type="button" class="plain" onClick=${() => state.unlock(row.id)}>Unlock</button>`}
   </div>`;
 }
 
@@ -100,13 +102,14 @@ function Timeline({ response }) {
   </article>`;
 }
 
-function Transcript({ page, watch }) {
+function Transcript({ state }) {
+  const watch = state.watch.value;
   return html`<section class="transcript">
     <h3>Conversation</h3>
     ${watch
       ? html`<${Messages} watch=${watch} />`
       : html`<p class="muted">Reading along is written to the audit log, with your name and address.</p>
-          <button type="button" class="plain" onClick=${() => page.watch()}>Watch live</button>`}
+          <button type="button" class="plain" onClick=${() => state.startWatch()}>Watch live</button>`}
   </section>`;
 }
 

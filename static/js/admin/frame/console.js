@@ -1,0 +1,212 @@
+/**
+ * What the console holds whichever tab is shown: the token, where one is, what is read again and again, and what is
+ * said of deeds. Tabs are given to it; it knows none of them.
+ *
+ * One request is sent after the other, so that one connection is enough: another might meet a worker that hangs.
+ */
+
+import { computed, signal } from "@preact/signals";
+
+import { Store } from "../../connection/storage.js";
+import { AdminApi, Refused, Silent } from "./api.js";
+import { Route } from "./route.js";
+import { sentence } from "./words.js";
+
+const TOKEN = "parley.admin-token";
+const ROUND_MS = 1000;
+const TICK_MS = 250; // ages are counted, and what is stale turns red, so often
+const NOTICE_MS = 4000;
+const BAD_NOTICE_MS = 10_000;
+
+/**
+ * @typedef {object} Part what stands in the page: a tab, or the strip above all tabs
+ * @property {(admin: Console) => {readings?: () => import("./reading.js").Reading[], close?: () => void}} open
+ *   makes its state, when it is first shown; `readings` are read while it is shown, `close` is called at the sign-out
+ * @property {Function} View takes `{admin, state}`
+ */
+/** @typedef {Part & {id: string, label: string, icon?: Function, group?: string}} Tab `group`: a heading in the rail */
+
+export class Console {
+  store = Store.open();
+  api = signal(null);
+  /** Why the token was not taken. */
+  signInError = signal("");
+  signingIn = signal(false);
+  now = signal(Date.now());
+  notice = signal(null);
+  /** What stands above everything, as a function that draws it; null: nothing. */
+  dialog = signal(null);
+  /** @type {import("@preact/signals").ReadonlySignal<import("./reading.js").Reading[]>} */
+  readings = computed(() => (this.api.value ? [this.#strip, this.#tab.value].flatMap((part) => this.#readingsOf(part)) : []));
+  /** The moment of the oldest of what is read each second; null before there is anything. */
+  asOf = computed(() => {
+    const moments = this.#steady.map(({ at }) => at.value).filter((at) => at !== null);
+    return moments.length ? Math.min(...moments) : null;
+  });
+  /** Why the last try to read failed; null when it did not. */
+  lost = computed(() => this.readings.value.map(({ error }) => error.value).find(Boolean) ?? null);
+  isStale = computed(() => this.#steady.some((reading) => reading.isStale(this.now.value)));
+  #strip;
+  #tab = computed(() => this.tabs.find(({ id }) => id === this.route.place.value.tab));
+  #states = new Map();
+  #timer = 0;
+  #isBusy = false;
+  #again = false;
+
+  /** @param {{tabs: Tab[], strip: Part, Search?: Function}} parts `Search` stands in the head of the page */
+  constructor({ tabs, strip, Search = null }) {
+    this.tabs = tabs;
+    this.#strip = strip;
+    this.Search = Search;
+    this.route = new Route(tabs.map(({ id }) => id));
+  }
+
+  start() {
+    const token = sessionStorage.getItem(TOKEN);
+    if (token) this.#use(token);
+    setInterval(() => this.#tick(), TICK_MS);
+    addEventListener("visibilitychange", () => {
+      this.#tick();
+      this.refresh();
+    });
+    this.route.place.subscribe(() => this.refresh());
+  }
+
+  #tick() {
+    if (this.api.value && document.visibilityState === "visible") this.now.value = Date.now();
+  }
+
+  // ---- who ----
+
+  async signIn(token) {
+    this.signInError.value = "";
+    this.signingIn.value = true;
+    try {
+      await new AdminApi(token).get("/replicas");
+    } catch (error) {
+      this.signInError.value =
+        error instanceof Refused && error.status === 401
+          ? "The server does not know this token."
+          : sentence(error.message);
+      return;
+    } finally {
+      this.signingIn.value = false;
+    }
+    sessionStorage.setItem(TOKEN, token);
+    this.#use(token);
+  }
+
+  signOut() {
+    sessionStorage.removeItem(TOKEN);
+    clearTimeout(this.#timer);
+    this.api.value = null;
+    for (const state of this.#states.values()) state.close?.();
+    this.#states.clear(); // nothing that was read stays
+    this.dialog.value = null;
+  }
+
+  #use(token) {
+    this.api.value = new AdminApi(token);
+    this.refresh();
+  }
+
+  // ---- parts ----
+
+  /** The tab that is shown. */
+  get tab() {
+    return this.#tab.value;
+  }
+
+  get strip() {
+    return this.#strip;
+  }
+
+  /** A part's state; the same until the sign-out. */
+  state(part) {
+    if (!this.#states.has(part)) this.#states.set(part, part.open(this));
+    return this.#states.get(part);
+  }
+
+  #readingsOf(part) {
+    return this.state(part).readings?.() ?? [];
+  }
+
+  /** Those that are read in each round. */
+  get #steady() {
+    return this.readings.value.filter(({ everyMs }) => everyMs <= ROUND_MS);
+  }
+
+  // ---- reading ----
+
+  /** Read what is due now, and from now on each second. */
+  async refresh() {
+    this.#again = this.#isBusy;
+    clearTimeout(this.#timer);
+    const api = this.api.value;
+    if (!api || this.#isBusy || document.visibilityState !== "visible") return;
+    this.#isBusy = true;
+    try {
+      await this.#round(api);
+    } finally {
+      this.#isBusy = false;
+    }
+    clearTimeout(this.#timer);
+    this.#timer = setTimeout(() => this.refresh(), this.#again ? 0 : ROUND_MS);
+  }
+
+  async #round(api) {
+    const done = new Set();
+    for (;;) {
+      // Anew each time: another tab may be shown by now.
+      const next = this.readings.value.find((reading) => !done.has(reading) && reading.isDue(Date.now()));
+      if (!next || api !== this.api.value) return;
+      done.add(next);
+      try {
+        await next.read(api);
+      } catch (error) {
+        this.#isOver(error);
+        return;
+      }
+      this.#tick();
+      if (next.error.value instanceof Silent) return; // the others would wait as long
+    }
+  }
+
+  // ---- deeds ----
+
+  /**
+   * Do something, say what came of it, and read everything again.
+   * @param {(api: AdminApi) => Promise<any>} deed @param {string | ((answer: any) => string)} done what to say then
+   * @returns {Promise<any>} the server's answer; null when it was refused, or is not known
+   */
+  async act(deed, done = "") {
+    let answer = null;
+    try {
+      answer = await deed(this.api.value);
+      this.say(typeof done === "function" ? done(answer) : done);
+    } catch (error) {
+      if (this.#isOver(error)) return null;
+      const unknown = "The server does not answer; whether this was done is not known.";
+      this.say(error instanceof Refused ? sentence(error.message) : unknown, { bad: true });
+    }
+    for (const reading of this.readings.value) reading.hurry();
+    this.refresh();
+    return answer;
+  }
+
+  say(text, { bad = false } = {}) {
+    if (!text) return;
+    const notice = { text, bad };
+    this.notice.value = notice;
+    const end = () => this.notice.value === notice && (this.notice.value = null);
+    setTimeout(end, bad ? BAD_NOTICE_MS : NOTICE_MS);
+  }
+
+  /** Whether the token is no good any more; then sign out. */
+  #isOver(error) {
+    if (!(error instanceof Refused) || error.status !== 401) return false;
+    this.signOut();
+    this.signInError.value = "The server does not accept this token any more.";
+    return true;
+  }
+}
