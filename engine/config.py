@@ -3,6 +3,22 @@
 import msgspec
 
 
+class FarDoor(msgspec.Struct, frozen=True, kw_only=True):
+    """How a core is reached from other machines, besides its own socket."""
+
+    address: str  # tcp://ADDRESS:PORT
+    keys: str  # the folder, as `engine/far/keys.py` has it
+    permits: list[str] = []  # of `engine/far/calls.py`
+
+
+class CoreIdentity(msgspec.Struct, frozen=True, kw_only=True):
+    """What is alike in two cores that go on with each other's answers, wherever they are."""
+
+    version: str  # of Parley
+    model: str  # a fingerprint of all files of the model
+    texts: str  # the same of those that workers read as well: all but the weights
+
+
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Built by `AsyncEngineArgs.create_engine_config()`; `0` and `None` mean "the core decides"."""
 
@@ -47,5 +63,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_cpu_loras: int | None = None  # in memory; None: as many as may be used
     max_lora_rank: int = 16
     threads: int = 0  # of torch; 0 = torch's own choice
+    far: FarDoor | None = None
+    identity: CoreIdentity | None = None  # for clients on other machines
     log_level: str = "INFO"
     log_format: str = "text"  # text, json

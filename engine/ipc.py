@@ -1,9 +1,10 @@
 """The messages between the two halves of the engine: all that they know of each other.
 
 Many clients (web workers, or one script) share one core. Each client connects one ZeroMQ DEALER
-socket, whose identity is its `client_id`, to the core's ROUTER socket on a unix path. One frame is
-one msgpack message of the unions below. A client's messages arrive in the order sent, so an `Abort`
-can never overtake its `AddRequest`.
+socket, whose identity is its `client_id`, to the core's ROUTER socket on a unix path, or from
+another machine to a second one by TCP (`engine/far/`). One frame is one msgpack message of the
+unions below. A client's messages arrive in the order sent, so an `Abort` can never overtake its
+`AddRequest`.
 
 Ids here are *internal* request ids (`"{external}-{8 hex}"`, made by the client): a reused external
 id can never meet the abort of its predecessor.
@@ -40,6 +41,7 @@ class Hello(Message, frozen=True, tag="hello"):
     client_id: str
     pid: int  # watched with a pidfd: the requests of a dead client are ended
     protocol: int = PROTOCOL_VERSION
+    replaces: str = ""  # from another machine: whom this one was before its connection broke
 
 
 class AddRequest(Message, frozen=True, tag="add"):

@@ -68,7 +68,7 @@ def main() -> int:
         if standby_bytes is not None:
             _report(report_to, {"standby": True})
             watch.called.wait()
-        io = IoThread(config.address, ready, core.pong)
+        io = IoThread(config.address, ready, core.pong, far=config.far)
     except Exception as error:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # we are on our way out
         if not isinstance(error, ValueError):  # those are written for people

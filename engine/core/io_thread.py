@@ -1,4 +1,4 @@
-"""`IoThread`: the core's end of the socket, in a thread of its own.
+"""`IoThread`: the core's end of its sockets, in a thread of its own.
 
 ZeroMQ sockets belong to one thread, and the step loop is busy for a whole forward pass at a time;
 so this thread receives, answers hellos and pings at once, and sends what the step loop leaves in
@@ -9,10 +9,14 @@ its outbox. The step loop sees two plain queues:
             while the last step of its request runs still wins
 
 Nothing that a peer sends or fails to read may end this thread: a core that hears nobody is dead.
+
+Clients of other machines come by a door of their own (`doors.py`). Of their processes nothing is
+known here: what is silent for long has gone.
 """
 
 import contextlib
 import logging
+import math
 import os
 import threading
 import time
@@ -25,10 +29,13 @@ from queue import SimpleQueue
 import msgspec
 import zmq
 
+from engine.config import FarDoor
+from engine.core.doors import Door, Gatekeeper, open_far, open_local
+from engine.far.calls import LORA
 from engine.ipc import (
-    MAX_MESSAGE_BYTES,
     PROTOCOL_VERSION,
     Abort,
+    AddRequest,
     ClientMessage,
     CoreMessage,
     Dead,
@@ -36,7 +43,10 @@ from engine.ipc import (
     Ping,
     Pong,
     Ready,
+    SequenceOutput,
     StepOutputs,
+    Utility,
+    UtilityReply,
     decode_client_message,
     encode,
 )
@@ -45,9 +55,10 @@ logger = logging.getLogger(__name__)
 
 MAX_BACKLOG_BYTES = 64 * 1024 * 1024  # of one client; beyond it the client counts as dead
 SILENCE_SECONDS = 30.0  # without a word of a client, which pings every second: it has stopped
+FAR_SILENCE_SECONDS = 15.0  # of one on another machine, which has given us up by then
 RETRY_MS = 10  # while a client's pipe is full
 SPLIT_BYTES = 1 << 20  # of a step's outputs; a client reads several messages with pauses between
-LINGER_MS = 1000  # for the last words of a core that exits
+REFUSED = "refused_from_afar"  # the code of an error
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +95,7 @@ InboxItem = tuple[str, ClientMessage] | ClientGone | ClientSilent | Shutdown | W
 
 @dataclass(slots=True)
 class _Client:
+    door: Door
     identity: bytes
     last_heard: float  # time.monotonic()
     pidfd: int | None = None
@@ -93,7 +105,10 @@ class _Client:
 
 
 class IoThread(threading.Thread):
-    """Binds `address` when it is built; `start()` lets clients in; `close()` ends it."""
+    """Binds `address` when it is built; `start()` lets clients in; `close()` ends it.
+
+    With `far` clients of other machines come as well. Raises ValueError if they cannot.
+    """
 
     def __init__(
         self,
@@ -101,7 +116,9 @@ class IoThread(threading.Thread):
         ready: Ready,
         pong: Callable[[Ping], Pong],
         *,
+        far: FarDoor | None = None,
         silence_seconds: float = SILENCE_SECONDS,
+        far_silence_seconds: float = FAR_SILENCE_SECONDS,
     ) -> None:
         super().__init__(name="core-io", daemon=True)
         self.inbox: SimpleQueue[InboxItem] = SimpleQueue()
@@ -109,21 +126,35 @@ class IoThread(threading.Thread):
         self._ready = ready
         self._pong = pong
         self._silence_seconds = silence_seconds
+        self._far_silence_seconds = far_silence_seconds
         self._outbox: deque[tuple[str, CoreMessage]] = deque()
         self._clients: dict[str, _Client] = {}
         self._pidfd_to_client_id: dict[int, str] = {}
         self._last_words: str | None = None
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._context = zmq.Context()
-        self._router = self._context.socket(zmq.ROUTER)
-        self._router.set(zmq.ROUTER_MANDATORY, 1)  # else what cannot be delivered vanishes
-        self._router.set(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
-        self._router.set(zmq.LINGER, LINGER_MS)
-        self._router.bind(address)
+        self._doors = [open_local(self._context, address)]
         self._path = Path(address.removeprefix("ipc://"))
+        self._gatekeeper: Gatekeeper | None = None
+        if far is not None:
+            self._open_to_others(far)
         self._poller = zmq.Poller()
-        self._poller.register(self._router, zmq.POLLIN)
+        for door in self._doors:
+            self._poller.register(door.socket, zmq.POLLIN)
+        if self._gatekeeper is not None:
+            self._poller.register(self._gatekeeper.socket, zmq.POLLIN)
         self._poller.register(self._wake_fd, zmq.POLLIN)
+
+    def _open_to_others(self, far: FarDoor) -> None:
+        self._gatekeeper = Gatekeeper(self._context, Path(far.keys))
+        try:
+            self._doors.append(open_far(self._context, far))
+        except ValueError:
+            self._gatekeeper.close()
+            self._doors[0].socket.close(linger=0)
+            self._context.term()
+            self._path.unlink(missing_ok=True)
+            raise
 
     # ---- called by the step loop ----------------------------------------------------------------
 
@@ -159,20 +190,30 @@ class IoThread(threading.Thread):
             self._send_outbox()
             if is_congested:
                 self._retry_backlogs()
-            if self._router in events:
-                self._receive()
+            if self._gatekeeper is not None and self._gatekeeper.socket in events:
+                self._gatekeeper.answer()
+            for door in self._doors:
+                if door.socket in events:
+                    self._receive(door)
             for pidfd in self._pidfd_to_client_id.keys() & events.keys():
                 self._lose(self._pidfd_to_client_id[pidfd], "its process ended")
             self._notice_silence()
         self._send_outbox()
         for client_id in list(self._clients):
             self._deliver(client_id, encode(Dead(self._last_words)))
-        self._router.close()
+        for door in self._doors:
+            door.socket.close()
+        if self._gatekeeper is not None:
+            self._gatekeeper.close()
 
     def _poll_ms(self, is_congested: bool) -> int | None:
         if is_congested:
             return RETRY_MS
-        return int(self._silence_seconds * 250) if self._clients else None
+        if not self._clients:
+            return None
+        has_far = any(client.door.is_far for client in self._clients.values())
+        limits = (self._silence_seconds, self._far_silence_seconds if has_far else math.inf)
+        return int(min(limits) * 250)
 
     def _send_outbox(self) -> None:
         while self._outbox:
@@ -180,13 +221,13 @@ class IoThread(threading.Thread):
             for payload in _payloads(message):
                 self._deliver(client_id, payload)
 
-    def _receive(self) -> None:
+    def _receive(self, door: Door) -> None:
         while True:
             try:
-                identity, *frames = self._router.recv_multipart(zmq.NOBLOCK)
+                identity, *frames = door.socket.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 return
-            client_id = identity.decode("latin-1")  # any bytes are an id, and each its own
+            client_id = door.client_id(identity)
             if client := self._clients.get(client_id):
                 client.last_heard = time.monotonic()
                 client.is_silent = False
@@ -196,34 +237,66 @@ class IoThread(threading.Thread):
             except Exception as error:  # whatever garbage can do to a decoder, such as recursion
                 self._dismiss(client_id, f"unreadable message: {error}")
                 continue
-            self._dispatch(client_id, identity, message)
+            self._dispatch(door, client_id, identity, message)
 
-    def _dispatch(self, client_id: str, identity: bytes, message: ClientMessage) -> None:
+    def _dispatch(
+        self, door: Door, client_id: str, identity: bytes, message: ClientMessage
+    ) -> None:
         if isinstance(message, Hello) and message.protocol != PROTOCOL_VERSION:
             logger.warning("client %s speaks protocol %d, refused", client_id, message.protocol)
-            self._tell(identity, Dead(f"the engine core speaks protocol {PROTOCOL_VERSION}"))
+            self._tell(door, identity, Dead(f"the engine core speaks protocol {PROTOCOL_VERSION}"))
         elif isinstance(message, Hello):
-            self._greet(client_id, identity, message)
+            self._greet(door, client_id, identity, message)
         elif client_id not in self._clients:  # of an earlier core, or one that was given up
-            self._tell(identity, Dead("the engine core does not know this client"))
+            self._tell(door, identity, Dead("the engine core does not know this client"))
         elif isinstance(message, Ping):
             self._deliver(client_id, encode(self._pong(message)))
+        elif (problem := door.refusal(message)) is not None:
+            self._refuse(client_id, message, problem)
         else:
             if isinstance(message, Abort):
                 self.aborts.append((client_id, message))
             self.inbox.put((client_id, message))
 
-    def _greet(self, client_id: str, identity: bytes, hello: Hello) -> None:
+    def _refuse(self, client_id: str, message: ClientMessage, problem: str) -> None:
+        logger.warning("client %s: %s", client_id, problem)
+        if isinstance(message, Utility):
+            self._deliver(client_id, encode(UtilityReply(message.call_id, error=problem)))
+        elif isinstance(message, AddRequest):
+            end = SequenceOutput(
+                message.request_id, finish_reason="error", error=(REFUSED, problem)
+            )
+            stats = self._pong(Ping(0)).stats
+            assert stats is not None  # ours says it always
+            self._deliver(client_id, encode(StepOutputs(self._ready.epoch, 0, [end], stats)))
+
+    def _greet(self, door: Door, client_id: str, identity: bytes, hello: Hello) -> None:
+        if door.is_far and hello.replaces:
+            # At once: the end of its connection shows here only when something is sent to it.
+            self._lose(door.prefix + hello.replaces, "it has connected anew")
         if client_id not in self._clients:
-            client = self._clients[client_id] = _Client(identity, time.monotonic())
-            try:
-                client.pidfd = pidfd = os.pidfd_open(hello.pid)
-                self._pidfd_to_client_id[pidfd] = client_id
-                self._poller.register(pidfd, zmq.POLLIN)
-            except (OSError, OverflowError):  # ended already, or in another container, or nonsense
-                logger.warning("client %s: process %d cannot be watched", client_id, hello.pid)
+            client = self._clients[client_id] = _Client(door, identity, time.monotonic())
+            if not door.is_far:
+                self._watch_process(client_id, client, hello.pid)
             logger.info("client %s joined, process %d", client_id, hello.pid)
-        self._deliver(client_id, encode(self._ready))
+        self._deliver(client_id, encode(self._ready if not door.is_far else self._far_ready(door)))
+
+    def _watch_process(self, client_id: str, client: _Client, pid: int) -> None:
+        try:
+            client.pidfd = pidfd = os.pidfd_open(pid)
+            self._pidfd_to_client_id[pidfd] = client_id
+            self._poller.register(pidfd, zmq.POLLIN)
+        except (OSError, OverflowError):  # ended already, or in another container, or nonsense
+            logger.warning("client %s: process %d cannot be watched", client_id, pid)
+
+    def _far_ready(self, door: Door) -> Ready:
+        """What other machines may know: no paths of this one, and what is refused is not there."""
+        config = self._ready.config
+        enable_lora = config.enable_lora and LORA in door.permits
+        config = msgspec.structs.replace(
+            config, model="", tokenizer="", address="", far=None, enable_lora=enable_lora
+        )
+        return msgspec.structs.replace(self._ready, pid=0, config=config)
 
     def _deliver(self, client_id: str, payload: bytes) -> None:
         client = self._clients.get(client_id)
@@ -231,7 +304,7 @@ class IoThread(threading.Thread):
             return
         if not client.backlog:
             try:
-                if self._send_to(client.identity, payload):
+                if _send(client.door, client.identity, payload):
                     return
             except zmq.ZMQError as error:
                 self._lose(client_id, str(error))
@@ -241,32 +314,31 @@ class IoThread(threading.Thread):
         if client.num_backlog_bytes > MAX_BACKLOG_BYTES:
             self._dismiss(client_id, "it does not read")
 
-    def _send_to(self, identity: bytes, payload: bytes) -> bool:
-        """False if the pipe is full. Raises ZMQError if there is no such client any more."""
-        try:
-            self._router.send_multipart([identity, payload], zmq.NOBLOCK)
-        except zmq.Again:
-            return False
-        return True
-
-    def _tell(self, identity: bytes, message: CoreMessage) -> None:
+    def _tell(self, door: Door, identity: bytes, message: CoreMessage) -> None:
         """Send without certainty, to one who may not be there."""
         with contextlib.suppress(zmq.ZMQError):
-            self._send_to(identity, encode(message))
+            _send(door, identity, encode(message))
 
     def _retry_backlogs(self) -> None:
         for client_id, client in list(self._clients.items()):
             try:
-                while client.backlog and self._send_to(client.identity, client.backlog[0]):
+                while client.backlog and _send(client.door, client.identity, client.backlog[0]):
                     client.num_backlog_bytes -= len(client.backlog.popleft())
             except zmq.ZMQError as error:
                 self._lose(client_id, str(error))
 
     def _notice_silence(self) -> None:
-        """The process of a client may live and yet never read again: say so once."""
-        limit = time.monotonic() - self._silence_seconds
-        for client_id, client in self._clients.items():
-            if client.last_heard < limit and not client.is_silent:
+        """The process of a client may live and yet never read again: say so once.
+
+        One on another machine has no process that we could watch: it is forgotten.
+        """
+        now = time.monotonic()
+        limit, far_limit = now - self._silence_seconds, now - self._far_silence_seconds
+        for client_id, client in list(self._clients.items()):
+            if client.door.is_far:
+                if client.last_heard < far_limit:
+                    self._dismiss(client_id, f"silent for {self._far_silence_seconds:g} s")
+            elif client.last_heard < limit and not client.is_silent:
                 client.is_silent = True
                 logger.warning("client %s: silent for %g s", client_id, self._silence_seconds)
                 self.inbox.put(ClientSilent(client_id))
@@ -275,7 +347,7 @@ class IoThread(threading.Thread):
         """Forget a client that may live, and say so to it: its requests will not be answered."""
         client = self._clients.get(client_id)
         if client is not None:
-            self._tell(client.identity, Dead(reason))
+            self._tell(client.door, client.identity, Dead(reason))
             self._lose(client_id, reason)
 
     def _lose(self, client_id: str, reason: str) -> None:
@@ -289,6 +361,15 @@ class IoThread(threading.Thread):
             self._poller.unregister(client.pidfd)
             os.close(client.pidfd)
         self.inbox.put(ClientGone(client_id))
+
+
+def _send(door: Door, identity: bytes, payload: bytes) -> bool:
+    """False if the pipe is full. Raises ZMQError if there is no such client any more."""
+    try:
+        door.socket.send_multipart([identity, payload], zmq.NOBLOCK)
+    except zmq.Again:
+        return False
+    return True
 
 
 def _payloads(message: CoreMessage) -> Iterator[bytes]:

@@ -62,7 +62,7 @@ class CoreConnection:
         reconnect: bool,
         stall_seconds: float = STALL_SECONDS,
     ) -> None:
-        self.client_id = f"{os.getpid()}-{uuid.uuid4().hex[:12]}"
+        self.client_id = new_client_id()
         self.state = CoreState.CONNECTING
         self.ready: Ready | None = None  # of the core we are joined to
         self.stats: SchedulerStats | None = None
@@ -90,7 +90,7 @@ class CoreConnection:
         while self.ready is None:
             if time.monotonic() > deadline:
                 raise EngineStartError(f"the engine core did not answer within {timeout:g} s")
-            self.send(self._hello())
+            self._seek()
             while self.ready is None and self._socket.poll(int(HELLO_SECONDS * 1000)):
                 self._dispatch(self._socket.recv())
         return self.ready
@@ -102,10 +102,9 @@ class CoreConnection:
             return
         self._detach()
         self._loop = loop
-        loop.add_reader(self._socket.fileno(), self._receive)
+        self._listen_to_socket(loop)
         if self._core_pidfd is not None:
             loop.add_reader(self._core_pidfd, self._on_core_exit)
-        loop.call_soon(self._receive)  # what has come before is not announced again
         self._tick()
 
     def send(self, message: ClientMessage) -> bool:
@@ -175,7 +174,7 @@ class CoreConnection:
         self._forget_core(EngineDeadError("the engine was shut down"))
         self.state = CoreState.DEAD
         self._give_up_waiting("the engine was shut down")
-        self._socket.close(linger=CLOSE_LINGER_MS)
+        self._close_socket(CLOSE_LINGER_MS)
         self._context.term()
 
     def _open_socket(self, address: str) -> zmq.Socket[bytes]:
@@ -188,8 +187,19 @@ class CoreConnection:
         socket.connect(address)
         return socket
 
-    def _hello(self) -> Hello:
-        return Hello(self.client_id, os.getpid())
+    def _close_socket(self, linger_ms: int) -> None:
+        self._socket.close(linger=linger_ms)
+
+    def _listen_to_socket(self, loop: asyncio.AbstractEventLoop) -> None:
+        loop.add_reader(self._socket.fileno(), self._receive)
+        loop.call_soon(self._receive)  # what has come before is not announced again
+
+    def _leave_socket(self, loop: asyncio.AbstractEventLoop) -> None:
+        loop.remove_reader(self._socket.fileno())
+
+    def _seek(self) -> None:
+        """Ask for a core; called every `HELLO_SECONDS` until one answers."""
+        self.send(Hello(self.client_id, os.getpid()))
 
     def _detach(self) -> None:
         loop, self._loop = self._loop, None
@@ -197,7 +207,7 @@ class CoreConnection:
             self._timer.cancel()
             self._timer = None
         if loop is not None and not loop.is_closed():
-            loop.remove_reader(self._socket.fileno())
+            self._leave_socket(loop)
             if self._core_pidfd is not None:
                 loop.remove_reader(self._core_pidfd)
 
@@ -236,8 +246,8 @@ class CoreConnection:
                 self._on_pong(message)
             case UtilityReply():
                 self._on_reply(message)
-            case Dead() if self.ready is not None:
-                self._lose(message.reason)
+            case Dead():
+                self._on_dead(message.reason)
 
     def _on_ready(self, ready: Ready) -> None:
         if self.ready is not None:
@@ -248,19 +258,28 @@ class CoreConnection:
             return
         self.ready = ready
         self.last_beat = time.monotonic()
+        if self._watch(ready):
+            self._set_state(CoreState.READY, "")
+        else:  # it was an old answer
+            self._lose("the engine core exited")
+
+    def _watch(self, ready: Ready) -> bool:
+        """Notice the end of the core's process from now on; False if it has ended."""
         try:
             self._core_pidfd = os.pidfd_open(ready.pid)
         except ProcessLookupError:
-            self._lose("the engine core exited")
-            return
+            return False
         except OSError:  # out of descriptors: only its silence will show its death
-            self._core_pidfd = None
-        if self._core_pidfd is not None and self.core_has_exited():  # it was an old answer
-            self._lose("the engine core exited")
-            return
-        if self._loop is not None and self._core_pidfd is not None:
+            return True
+        if self.core_has_exited():
+            return False
+        if self._loop is not None:
             self._loop.add_reader(self._core_pidfd, self._on_core_exit)
-        self._set_state(CoreState.READY, "")
+        return True
+
+    def _on_dead(self, reason: str) -> None:
+        if self.ready is not None:
+            self._lose(reason)
 
     def _on_step(self, step: StepOutputs) -> None:
         if self.ready is None or step.epoch != self.ready.epoch:
@@ -348,7 +367,7 @@ class CoreConnection:
         late_by = loop.time() - self._next_tick
         delay = self._tick_seconds
         if self.ready is None:
-            self.send(self._hello())
+            self._seek()
             delay = min(delay, HELLO_SECONDS)
         else:
             self._num_pings += 1
@@ -362,3 +381,7 @@ class CoreConnection:
         age = time.monotonic() - self.last_beat
         if self.state is CoreState.READY and age > self._stall_seconds:
             self._set_state(CoreState.STALLED, f"no step for {age:.0f} s")
+
+
+def new_client_id() -> str:
+    return f"{os.getpid()}-{uuid.uuid4().hex[:12]}"

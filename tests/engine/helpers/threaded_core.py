@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import os
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any, Self
 
@@ -22,7 +22,13 @@ class ThreadedCore:
     """`model` and `settings` as for `SteppedCore`. `hold` keeps the next step from ending."""
 
     def __init__(
-        self, model: FakeModel | None = None, *, worker: object = None, **settings: Any
+        self,
+        model: FakeModel | None = None,
+        *,
+        worker: object = None,
+        epoch: int = 1,
+        io: Mapping[str, Any] | None = None,
+        **settings: Any,
     ) -> None:
         self.model = model or FakeModel()
         self.model.during_step = self._pass_gate
@@ -35,7 +41,7 @@ class ThreadedCore:
         self.address = self._directory.address
         config = self.scheduler.config
         ready = Ready(
-            epoch=1,
+            epoch=epoch,
             pid=os.getpid(),
             max_model_len=self.scheduler.max_model_len,
             num_blocks=self.scheduler.blocks.num_blocks,
@@ -50,8 +56,8 @@ class ThreadedCore:
             embedding_size=2,
         )
         metrics = CoreMetrics("fake", "none")
-        core = EngineCore(self.scheduler, self.model.launch, metrics, epoch=1, worker=worker)
-        self._io = IoThread(self.address, ready, core.pong)
+        core = EngineCore(self.scheduler, self.model.launch, metrics, epoch=epoch, worker=worker)
+        self._io = IoThread(self.address, ready, core.pong, far=config.far, **(io or {}))
         core.inbox, core.aborts, core.send = self._io.inbox, self._io.aborts, self._io.send
         self._io.start()
         self._thread = threading.Thread(target=core.run, name="threaded-core")

@@ -1,0 +1,1 @@
+"""A client's way to a core on another machine."""

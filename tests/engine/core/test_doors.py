@@ -1,0 +1,309 @@
+"""The door for other machines: who is let in, and what is not even read of all others."""
+
+import os
+import socket
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import zmq
+
+from engine.core import io_thread as core_io
+from engine.core.doors import Gatekeeper
+from engine.core.io_thread import ClientGone, IoThread
+from engine.far.keys import Keys, make_keys, read_keys, trust
+from engine.far.sockets import MAX_REPLY_BYTES, set_client
+from engine.ipc import (
+    MAX_MESSAGE_BYTES,
+    AddRequest,
+    CoreMessage,
+    Dead,
+    Hello,
+    Ping,
+    Pong,
+    Ready,
+    StepOutputs,
+    Utility,
+    UtilityReply,
+    decode_client_message,
+    decode_core_message,
+    encode,
+)
+from engine.lora import LoRARequest
+from tests.engine.core.test_io_thread import make_ready
+from tests.engine.helpers.fakes import make_request, make_scheduler
+from tests.engine.helpers.far.machines import HOST, Machines, free_address
+from tests.helpers.patience import PATIENCE
+
+
+class FarPeer:
+    """One socket at the far door: says what it likes, with the keys of a folder or with none."""
+
+    def __init__(self, address: str, name: str, keys: Keys | None) -> None:
+        self.name = name
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.DEALER)
+        self._socket.set(zmq.IDENTITY, name.encode())
+        self._socket.set(zmq.LINGER, 0)
+        if keys is not None:
+            set_client(self._socket, keys, address)
+        self._socket.set(zmq.RECONNECT_IVL, -1)
+        events = zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED
+        self._monitor = self._socket.get_monitor_socket(events)
+        self._socket.connect(address)
+
+    def send(self, message: Any) -> None:
+        self._socket.send(message if isinstance(message, bytes) else encode(message))
+
+    def receive(self) -> CoreMessage:
+        assert self._socket.poll(int(PATIENCE * 1000)), "nothing comes"
+        message: CoreMessage = decode_core_message(self._socket.recv())
+        return message
+
+    def join(self, **fields: Any) -> Ready:
+        self.send(Hello(self.name, os.getpid(), **fields))
+        ready = self.receive()
+        assert isinstance(ready, Ready)
+        return ready
+
+    def wait_until_closed(self) -> None:
+        """By the core."""
+        assert self._monitor.poll(int(PATIENCE * 1000)), "it is still open"
+
+    def close(self) -> None:
+        self._socket.disable_monitor()
+        self._monitor.close()
+        self._socket.close()
+        self._context.term()
+
+
+class FarIo:
+    """An `IoThread` with a far door, its keys, and the messages that it has parsed."""
+
+    def __init__(self, folder: Path, decoded: list[bytes], **options: Any) -> None:
+        self.machines = Machines(folder)
+        self.decoded = decoded
+        self.keys = read_keys(self.machines.of_client)
+        self._sockets = tempfile.TemporaryDirectory(prefix="parley-")
+        address = f"ipc://{self._sockets.name}/core.sock"
+        door = self.machines.door(permits=options.pop("permits", []))
+        ready = make_ready(address)
+        config = msgspec.structs.replace(ready.config, model="/secret", enable_lora=True, far=door)
+        ready = msgspec.structs.replace(ready, config=config)
+        stats = make_scheduler().stats()
+        self.thread = IoThread(
+            address, ready, lambda ping: Pong(ping.number, 1, 0.0, stats), far=door, **options
+        )
+        self.thread.start()
+        self._peers: list[FarPeer] = []
+
+    def peer(self, name: str, keys: Keys | None) -> FarPeer:
+        self._peers.append(FarPeer(self.machines.address, name, keys))
+        return self._peers[-1]
+
+    def check_good(self) -> None:
+        """A client whose key is trusted is served."""
+        peer = self.peer("good", self.keys)
+        peer.join()
+        peer.send(Ping(4711))
+        pong = peer.receive()
+        assert isinstance(pong, Pong) and pong.number == 4711
+
+    def close(self) -> None:
+        for peer in self._peers:
+            peer.close()
+        self.thread.close("the test has ended")
+        self._sockets.cleanup()
+
+
+@pytest.fixture
+def build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., FarIo]]:
+    decoded: list[bytes] = []
+    decode = decode_client_message
+
+    def note(payload: bytes) -> Any:
+        decoded.append(payload)
+        return decode(payload)
+
+    monkeypatch.setattr(core_io, "decode_client_message", note)
+    built: list[FarIo] = []
+
+    def build(**options: Any) -> FarIo:
+        built.append(FarIo(tmp_path, decoded, **options))
+        return built[-1]
+
+    yield build
+    for io in built:
+        io.close()
+
+
+@pytest.fixture
+def io(build: Callable[..., FarIo]) -> FarIo:
+    return build()
+
+
+def test_a_client_that_is_trusted_hears_what_concerns_it_and_no_paths(io: FarIo) -> None:
+    ready = io.peer("a", io.keys).join()
+    config = ready.config
+    assert (config.model, config.address, config.far, ready.pid) == ("", "", None, 0)
+    assert not config.enable_lora  # which is not permitted
+
+
+@pytest.mark.parametrize("who", ["stranger", "no key", "wrong key of the core"])
+def test_of_who_is_not_trusted_nothing_is_parsed(io: FarIo, who: str, tmp_path: Path) -> None:
+    stranger = io.machines.stranger(tmp_path / "stranger")
+    keys: Keys | None = read_keys(stranger)
+    if who == "no key":
+        keys = None
+    elif who == "wrong key of the core":
+        keys = Keys(io.keys.secret, io.keys.public, {io.keys.public: "core"})
+    peer = io.peer("bad", keys)
+    peer.send(Hello("bad", os.getpid()))
+    peer.wait_until_closed()
+    assert io.decoded == []
+    io.check_good()
+    assert all(b"bad" not in payload for payload in io.decoded)
+    assert io.thread.inbox.empty()
+
+
+GARBAGE = {
+    "zeros": b"\0" * 500,
+    "http": b"GET / HTTP/1.1\r\nHost: a\r\n\r\n",
+    "tls": bytes.fromhex("160301") + b"\1" * 300,
+    "an endless frame": b"\xff" * 70_000,
+    "plain zmtp": b"\xff" + b"\0" * 8 + b"\x7f\x03\0NULL" + b"\0" * 48,
+    "an old zmtp": b"\xff" + b"\0" * 8 + b"\x7f\x01\x05\0\0",
+    "one older": b"\x06\0bad12\x05\0hello",
+}
+
+
+@pytest.mark.parametrize("garbage", GARBAGE.values(), ids=GARBAGE)
+def test_bytes_that_are_no_handshake_end_their_connection_and_nothing_else(
+    io: FarIo, garbage: bytes
+) -> None:
+    port = int(io.machines.address.rpartition(":")[2])
+    with socket.create_connection((HOST, port)) as bad:
+        bad.settimeout(PATIENCE)
+        bad.sendall(garbage)
+        try:
+            while bad.recv(4096):
+                pass
+        except ConnectionResetError:
+            pass
+    assert io.decoded == []
+    io.check_good()
+
+
+def test_a_message_that_is_too_long_ends_its_connection_unread(io: FarIo) -> None:
+    peer = io.peer("long", io.keys)
+    peer.join()
+    num_decoded = len(io.decoded)
+    peer.send(b"\0" * (MAX_MESSAGE_BYTES + 1))
+    peer.wait_until_closed()
+    assert len(io.decoded) == num_decoded
+    io.check_good()
+
+
+def test_what_a_client_takes_is_bounded_too() -> None:
+    with zmq.Context() as context, context.socket(zmq.DEALER) as taking:
+        key = b"\1" * 32
+        set_client(taking, Keys(key, key, {key: "core"}), free_address())
+        assert taking.get(zmq.MAXMSGSIZE) == MAX_REPLY_BYTES
+        assert taking.get(zmq.RECONNECT_IVL) == -1
+
+
+@pytest.mark.parametrize("name", ["collective_rpc", "start_profile", "add_lora", "pause", "no"])
+def test_a_call_that_is_not_permitted_is_answered_without_the_step_loop(
+    io: FarIo, name: str
+) -> None:
+    peer = io.peer("a", io.keys)
+    peer.join()
+    peer.send(Utility(7, name))
+    reply = peer.receive()
+    assert isinstance(reply, UtilityReply) and reply.call_id == 7
+    assert reply.error is not None and reply.error.startswith(f"{name} is refused")
+    peer.send(Utility(8, "num_unfinished"))
+    assert io.thread.inbox.get(timeout=PATIENCE) == ("far-a", Utility(8, "num_unfinished"))
+
+
+@pytest.mark.parametrize("permits", [[], ["lora"]])
+def test_a_request_with_an_adapter_needs_a_permit(
+    build: Callable[..., FarIo], permits: list[str]
+) -> None:
+    io = build(permits=permits)
+    peer = io.peer("a", io.keys)
+    assert peer.join().config.enable_lora == bool(permits)
+    peer.send(make_request("r", lora=LoRARequest("x", 1, "/x")))
+    if permits:
+        _, request = io.thread.inbox.get(timeout=PATIENCE)  # type: ignore[misc]
+        assert isinstance(request, AddRequest)
+        return
+    step = peer.receive()
+    assert isinstance(step, StepOutputs)
+    (end,) = step.outputs
+    assert (end.request_id, end.finish_reason) == ("r", "error")
+    assert end.error is not None and end.error[0] == "refused_from_afar"
+
+
+def test_who_has_connected_anew_ends_what_it_was_before(io: FarIo) -> None:
+    old, new = io.peer("old", io.keys), io.peer("new", io.keys)
+    old.join()
+    new.join(replaces="old")
+    assert io.thread.inbox.get(timeout=PATIENCE) == ClientGone("far-old")
+
+
+def test_who_says_nothing_for_long_has_gone(build: Callable[..., FarIo]) -> None:
+    io = build(far_silence_seconds=0.1)
+    peer = io.peer("a", io.keys)
+    peer.join()
+    assert isinstance(dead := peer.receive(), Dead) and "silent" in dead.reason
+    assert io.thread.inbox.get(timeout=PATIENCE) == ClientGone("far-a")
+
+
+def test_keys_that_come_and_go_count_from_the_next_connection_on(io: FarIo, tmp_path: Path) -> None:
+    folder = io.machines.stranger(tmp_path / "late")
+    trust(io.machines.of_core, "late", make_keys(folder))
+    io.peer("a", read_keys(folder)).join()
+    (io.machines.of_core / "trusted" / "late").unlink()
+    peer = io.peer("b", read_keys(folder))
+    peer.wait_until_closed()
+    io.check_good()
+
+
+@pytest.mark.parametrize(
+    "frames",
+    [
+        [],
+        [b"1.0"],
+        [b"1.0", b"1", b"d", b"a", b"", b"NULL"],
+        [b"1.0", b"1", b"d", b"a", b"", b"CURVE", b"short"],
+        [b"1.0", b"1", b"d", b"a", b"", b"PLAIN", b"user", b"word"],
+    ],
+)
+def test_a_question_without_a_trusted_key_is_answered_with_no(
+    frames: list[bytes], tmp_path: Path
+) -> None:
+    machines = Machines(tmp_path)
+    with zmq.Context() as context, context.socket(zmq.DEALER) as asking:
+        asking.set(zmq.LINGER, 0)
+        keeper = Gatekeeper(context, machines.of_core)
+        asking.connect("inproc://zeromq.zap.01")
+        asking.send_multipart([b"", *(frames or [b""])])
+        assert keeper.socket.poll(int(PATIENCE * 1000))
+        keeper.answer()
+        _, _, _, status, *_ = asking.recv_multipart()
+        assert status == b"400"
+        keeper.close()
+
+
+def test_an_address_that_is_taken_is_one_line(io: FarIo, tmp_path: Path) -> None:
+    with tempfile.TemporaryDirectory(prefix="parley-") as sockets:
+        address = f"ipc://{sockets}/core.sock"
+        with pytest.raises(ValueError, match=f"^cannot listen at {io.machines.address}: Address"):
+            IoThread(
+                address, make_ready(address), lambda ping: Pong(0, 1, 0.0), far=io.machines.door()
+            )
+        assert os.listdir(sockets) == []
