@@ -8,6 +8,7 @@ then an answer is ended by closing its connection, which vLLM does not confirm.
 import hashlib
 import re
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -28,7 +29,7 @@ from server.engines.remote.dialect import (
     remaining_tokens,
 )
 from server.engines.remote.wire.exchange import Call
-from server.engines.remote.wire.problems import BadStatus, Broken, Misfit
+from server.engines.remote.wire.problems import BadStatus, Broken, Lie, Misfit
 
 if TYPE_CHECKING:
     from engine.client.text.tokenizer import Tokenizer
@@ -129,6 +130,7 @@ class VLLM:
     def reader(self, request: AddRequest) -> Reader:
         form = request.params.structured_outputs
         return VLLMReader(
+            prompt=[*request.prompt_token_ids, *request.resume_token_ids],
             has_logprobs=request.params.logprobs is not None,
             has_own_grammar=form is not None and (form.grammar or "").startswith(OWN_GRAMMAR),
         )
@@ -213,6 +215,7 @@ class _Logprobs(msgspec.Struct):
 
 class _Choice(msgspec.Struct):
     token_ids: list[int] | None = None
+    prompt_token_ids: list[int] | None = None  # as it has read them; in the first event alone
     finish_reason: str | None = None
     logprobs: _Logprobs | None = None
 
@@ -244,7 +247,10 @@ _decode = msgspec.json.Decoder(_Event).decode
 class VLLMReader:
     """Reads the events of one stream. The last token waits for the usage, which follows it."""
 
-    def __init__(self, *, has_logprobs: bool, has_own_grammar: bool = False) -> None:
+    def __init__(
+        self, *, prompt: Sequence[int], has_logprobs: bool, has_own_grammar: bool = False
+    ) -> None:
+        self._prompt = prompt
         self._has_logprobs = has_logprobs
         self._has_own_grammar = has_own_grammar
         self._num_seen = 0  # tokens
@@ -262,6 +268,8 @@ class VLLMReader:
         choice = content.choices[0]
         if choice.token_ids is None:
             raise Broken("it gives no token ids, as vLLM does from 0.10.2 on")
+        if choice.prompt_token_ids not in (None, self._prompt):
+            raise Lie("it has read other tokens than it was sent")
         if self._last is not None:
             raise Broken("it goes on after its end")
         step = Step(choice.token_ids)

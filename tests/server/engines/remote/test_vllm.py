@@ -13,7 +13,7 @@ from engine.ipc import AddRequest
 from server.engines.remote.dialect import Ask, RemoteFacts, RemoteLoad, Step
 from server.engines.remote.vllm import VLLM, VLLMReader
 from server.engines.remote.wire.exchange import Call
-from server.engines.remote.wire.problems import BadStatus, Broken, Misfit
+from server.engines.remote.wire.problems import BadStatus, Broken, Lie, Misfit
 from tests.server.engines.remote.recorded.exchanges import Exchange, recorded
 from tests.server.engines.remote.recorded.record import FORM, PROBE, QUESTION, SAMPLED
 
@@ -59,9 +59,15 @@ def request(prompt: list[int], *resumed: int, salt: str = "", **params: Any) -> 
 
 
 def read(exchange: Exchange, *, has_logprobs: bool = False) -> list[Step]:
-    reader = VLLMReader(has_logprobs=has_logprobs)
+    reader = VLLMReader(prompt=prompt_of(exchange), has_logprobs=has_logprobs)
     steps = [reader.read(event) for event in exchange.events if event != b"[DONE]"]
     return [step for step in steps if step is not None]
+
+
+def prompt_of(exchange: Exchange) -> list[int]:
+    body = orjson.loads(exchange.asked)
+    prompt: list[int] = body.get("token_ids", body.get("prompt"))
+    return prompt
 
 
 def ids_of(exchange: Exchange) -> list[int]:
@@ -333,14 +339,14 @@ def test_an_aborted_answer_ends_as_aborted() -> None:
 )
 def test_what_is_no_event_of_its_is_broken(event: bytes) -> None:
     with pytest.raises(Broken):
-        VLLMReader(has_logprobs=False).read(event)
+        VLLMReader(prompt=[1], has_logprobs=False).read(event)
 
 
 @pytest.mark.parametrize("exchanges", [SCALED, PLAIN], ids=["tokens", "completions"])
 def test_the_last_token_tells_what_was_in_its_cache(exchanges: dict[str, Exchange]) -> None:
     usage = exchanges["length"].events[-2]
     assert b'"cached_tokens":0' in usage
-    reader = VLLMReader(has_logprobs=False)
+    reader = VLLMReader(prompt=prompt_of(exchanges["length"]), has_logprobs=False)
     steps = [reader.read(event) for event in exchanges["length"].events[:-2]]
     assert steps[-1] is None  # it waits for what follows at once
     last = reader.read(usage.replace(b'"cached_tokens":0', b'"cached_tokens":9'))
@@ -350,7 +356,14 @@ def test_the_last_token_tells_what_was_in_its_cache(exchanges: dict[str, Exchang
 
 def test_an_event_that_was_lost_shows_by_the_count() -> None:
     events = SCALED["end"].events
-    reader = VLLMReader(has_logprobs=False)
+    reader = VLLMReader(prompt=prompt_of(SCALED["end"]), has_logprobs=False)
     reader.read(events[0])
     with pytest.raises(Broken, match="counts other tokens"):
         reader.read(events[2])
+
+
+def test_other_tokens_of_the_prompt_than_were_sent_are_a_lie() -> None:
+    sent = prompt_of(PLAIN["end"])
+    reader = VLLMReader(prompt=[*sent[:-1], sent[-1] + 1], has_logprobs=False)
+    with pytest.raises(Lie, match="other tokens than it was sent"):
+        reader.read(PLAIN["end"].events[0])
