@@ -74,6 +74,7 @@ def manage(
         max_model_len=settings.max_model_len,
         max_num_queued_reqs=settings.max_num_queued_reqs or None,
         answer_format=settings.answer_format,
+        stillness_seconds=settings.intervals.stillness,
     )
     return RemoteKeeper(kind, dialect, options, checkpoint, wake)
 

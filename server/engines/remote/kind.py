@@ -76,7 +76,7 @@ class RemoteKind:
         """Join the engine, which may not be there yet. Raises `UnsupportedModelError`."""
         from engine import AsyncLLM
         from server.engines.remote.checkpoint import read_checkpoint
-        from server.engines.remote.link import RemoteLink
+        from server.engines.remote.link import Patience, RemoteLink
 
         given = msgspec.convert(options, RemoteOptions)
         folder = Path(given.folder)
@@ -86,6 +86,7 @@ class RemoteKind:
             self.dialect(checkpoint.tokenizer, given.model),
             checkpoint,
             served_model_name=given.name,
+            patience=Patience.of(given.stillness_seconds),
         )
         return AsyncLLM.connect(
             link,

@@ -62,6 +62,11 @@ class Patience:
     breaker: float = 1.0  # before one that failed again and again is joined again, at first
     busy: float = 0.5  # before one that has too much to do is asked again
 
+    @classmethod
+    def of(cls, stillness: float) -> "Patience":
+        """With so many seconds for an answer that stands still."""
+        return cls(first_byte=10 * stillness, next_byte=stillness)
+
 
 MAX_FAILURES = 5  # tries in a row, of any answers, without a token: it is of no use at present
 MAX_BUSY_TRIES = 8  # of one answer

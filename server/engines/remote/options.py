@@ -19,6 +19,7 @@ class RemoteOptions(msgspec.Struct, frozen=True, kw_only=True):
     max_model_len: int | None = None
     max_num_queued_reqs: int | None = None
     answer_format: str | None = None
+    stillness_seconds: float = 60.0  # `Intervals.stillness`
 
     @property
     def address(self) -> RemoteAddress:
