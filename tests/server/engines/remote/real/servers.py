@@ -38,10 +38,12 @@ class RealServer(ABC):
     """One process, or several below one; it may be started again after its death."""
 
     kind: ClassVar[str]
+    name: ClassVar[str]  # of the kind, and of how it is set
+    min_equal: ClassVar[float]  # the share of its answers that a death changes nothing of
 
     def __init__(self, folder: Path, number: int) -> None:
         self.port = free_port()
-        self._log = folder / f"{self.kind}-{number}.log"
+        self._log = folder / f"{self.name}-{number}.log"
         self._process: subprocess.Popen[bytes] | None = None
         self._site = Site(
             Environments(cache_folder(), os.cpu_count() or 1),
@@ -120,7 +122,9 @@ class RealServer(ABC):
 
 
 class LlamaServer(RealServer):
-    kind = "llamacpp"
+    kind = name = "llamacpp"
+    min_equal = 0.9
+    layout: ClassVar[tuple[str, ...]] = ("--kv-unified",)
 
     def _prepare(self) -> tuple[str, list[str]]:
         LlamaCppPeer(self._site, "bf16").prepare()
@@ -128,7 +132,7 @@ class LlamaServer(RealServer):
             *("--model", str(gguf_file(self._site, "bf16")), "--threads", "1"),
             *("--threads-batch", "1", "--host", "127.0.0.1", "--port", str(self.port)),
             *("--parallel", str(MAX_ANSWERS), "--ctx-size", str(MAX_ANSWERS * 1024)),
-            *("--kv-unified", "--slots"),
+            *(*self.layout, "--slots"),
         ]
         return str(self._site.environments.llama_program("llama-server")), options
 
@@ -136,8 +140,21 @@ class LlamaServer(RealServer):
         return {}
 
 
+class LlamaServerOfOne(LlamaServer):
+    """Each token is computed alone, so it is the same whether it is read or written.
+
+    Not quite always: an answer whose tokens lie in the holes of the cache, where others were, is
+    summed in their order.
+    """
+
+    name = "llamacpp-of-one"
+    min_equal = 0.99
+    layout = (*LlamaServer.layout, "--ubatch-size", "1")
+
+
 class VLLMServer(RealServer):
-    kind = "vllm"
+    kind = name = "vllm"
+    min_equal = 0.99
 
     def _prepare(self) -> tuple[str, list[str]]:
         VLLMPeer(self._site, "bf16").prepare()
@@ -159,7 +176,9 @@ class VLLMServer(RealServer):
         }
 
 
-SERVERS: dict[str, type[RealServer]] = {"llamacpp": LlamaServer, "vllm": VLLMServer}
+SERVERS: dict[str, type[RealServer]] = {
+    each.name: each for each in (LlamaServer, LlamaServerOfOne, VLLMServer)
+}
 
 
 class Relay:
@@ -234,6 +253,14 @@ class Pair:
     @property
     def kind(self) -> str:
         return self.serving.kind
+
+    @property
+    def name(self) -> str:
+        return self.serving.name
+
+    @property
+    def min_equal(self) -> float:
+        return self.serving.min_equal
 
     async def begin(self) -> None:
         if not self.serving.is_running:
