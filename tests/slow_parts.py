@@ -33,6 +33,7 @@ PARTS = {
     "end_to_end/redis/test_redis_": "outages",
     "deployment/": "outages",
     "end_to_end/engine/test_engine_group.py": "outages",
+    "end_to_end/engine/test_remote_group.py": "remote",
     "end_to_end/engine/test_response_deaths.py": "responses",
     "end_to_end/sdks/": "clients",
     "end_to_end/engine/test_call_deaths.py": "forms",
