@@ -5,7 +5,7 @@ import itertools
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, get_origin
@@ -16,6 +16,29 @@ import typer
 from server import __version__
 from server.config.settings import ENVIRONMENT_ONLY, PREFIX, ConfigError, Settings, load_settings
 from server.terminal.admin_client import AdminClient, AdminError, quoted
+
+# What of the settings concerns a core, which may run alone.
+CORE_SETTINGS = (
+    "model",
+    "pace",
+    "max_model_len",
+    "max_num_seqs",
+    "kv_cache_memory_bytes",
+    "gpu_memory_utilization",
+    "device",
+    "attn_backend",
+    "dtype",
+    "quantize",
+    "kv_cache_dtype",
+    "sleep_after_seconds",
+    "standby_core",
+    "lora_dir",
+    "max_loras",
+    "max_cpu_loras",
+    "max_lora_rank",
+    "log_level",
+    "log_format",
+)
 
 app = typer.Typer(
     name="parley",
@@ -33,6 +56,10 @@ adapters_app = typer.Typer(
 engines_app = typer.Typer(
     name="engines", help="List, drain, add and remove engines.", no_args_is_help=True
 )
+core_app = typer.Typer(
+    name="core", help="Run a core alone, for servers on other machines; make its keys."
+)
+app.add_typer(core_app)
 app.add_typer(users_app)
 app.add_typer(sessions_app)
 app.add_typer(adapters_app)
@@ -49,8 +76,14 @@ def _fail(message: str) -> typer.Exit:
     return typer.Exit(2)
 
 
-def _takes_settings(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command an option for each setting that a command line may show, as typer reads it."""
+def _takes_settings(
+    command: Callable[..., None], names: Collection[str] | None = None
+) -> Callable[..., None]:
+    """Give a command an option for each setting that a command line may show, as typer reads it.
+
+    It has the options of its own besides. With `names` it takes these settings alone.
+    """
+    own = inspect.signature(command).parameters.values()
     options = [
         inspect.Parameter(
             name,
@@ -67,8 +100,9 @@ def _takes_settings(command: Callable[..., None]) -> Callable[..., None]:
             ),
         )
         for name, field in Settings.model_fields.items()
-        if name not in ENVIRONMENT_ONLY
+        if name not in ENVIRONMENT_ONLY and (names is None or name in names)
     ]
+    options = [*(one for one in own if one.kind is not one.VAR_KEYWORD), *options]
     # Typer reads the options there; the type of a function does not declare the attribute.
     command.__signature__ = inspect.Signature(options)  # type: ignore[attr-defined]
     return command
@@ -115,6 +149,70 @@ def serve(**flags: Any) -> None:
     harden()
     configure_logs(settings.log_level, settings.effective_log_format, "supervisor")
     raise typer.Exit(Supervisor(settings).run())
+
+
+def _run_core(
+    context: typer.Context,
+    *,
+    listen: Annotated[
+        str, typer.Option(help="Where: an address of this machine, or 0.0.0.0 for all.")
+    ] = "tcp://0.0.0.0:7700",
+    keys: Annotated[
+        Path | None, typer.Option(help="The folder that `parley core keys` has made.")
+    ] = None,
+    permit: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Let servers do this to the core as well: lora, control, profile or "
+            "collective_rpc; may be repeated."
+        ),
+    ] = None,
+    **flags: Any,
+) -> None:
+    if context.invoked_subcommand is not None:
+        return
+    try:
+        settings = load_settings(flags)
+    except ConfigError as error:
+        raise _fail(str(error)) from None
+    from server.engines.native.far import host
+    from server.supervisor.core_host import CoreHost
+    from server.supervisor.hardening import harden
+    from server.telemetry.logs import configure_logs
+
+    harden()
+    configure_logs(settings.log_level, settings.effective_log_format, "supervisor")
+
+    def prepare(wake: Callable[[], None]) -> Any:
+        return host.manage(settings, listen, keys, permit or [], wake)
+
+    is_json = settings.effective_log_format == "json"
+    raise typer.Exit(CoreHost(prepare, is_json=is_json).run())
+
+
+core_app.callback(invoke_without_command=True)(_takes_settings(_run_core, CORE_SETTINGS))
+
+
+@core_app.command("keys")
+def make_core_keys(folder: Path) -> None:
+    """Make the keys of this machine in a folder, once; print the public one."""
+    from server.engines.native.far.keys import KeysError, make_keys
+
+    try:
+        print(make_keys(folder))
+    except KeysError as error:
+        raise _fail(str(error)) from None
+
+
+@core_app.command("trust")
+def trust_key(folder: Path, name: str, key: str) -> None:
+    """Trust the other side: a server that may come, or the core that is to be joined."""
+    from server.engines.native.far.keys import KeysError, trust
+
+    try:
+        trust(folder, name, key)
+    except KeysError as error:
+        raise _fail(str(error)) from None
 
 
 @app.command()

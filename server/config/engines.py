@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
-NATIVE = "native"  # our own, on this machine
+NATIVE = "native"  # our own, on this machine or, with an address, on another one
 GROUP = "group"  # several engines as one, which nobody asks for by this name
 REMOTE_KINDS = ("vllm", "sglang", "llamacpp", "openai")  # of an address
 MAX_ENGINES = 64
@@ -25,7 +25,10 @@ OPTIONS = {
     "name": "what administrators call it",
     "for": "the model that it serves, where there are several",
 }
-FILES = ("key", "ca")
+FILES = ("key", "ca", "keys")
+FAR_OPTIONS = OPTIONS | {
+    "keys": "the folder with our keys and the public key of the core",
+}
 REMOTE_OPTIONS = OPTIONS | {
     "key": "the file with the key that it asks for",
     "ca": "the file with the certificates that its own is checked against",
@@ -52,6 +55,11 @@ class EngineEntry:
     def ca_file(self) -> Path | None:
         """None: what the system trusts."""
         return self._file("ca")
+
+    @property
+    def keys_folder(self) -> Path | None:
+        """With our keys and that of a core on another machine."""
+        return self._file("keys")
 
     @property
     def model(self) -> str | None:
@@ -109,8 +117,12 @@ def _parse(text: str, before: Iterable[EngineEntry]) -> list[EngineEntry]:
     found = ENTRY.fullmatch(text)
     if found is None:
         raise ValueError(f"{text!r} is no engine: KIND[*COUNT][=URL][;option=value]...")
-    kind, options = found["kind"], _options(found["kind"], found["rest"] or "")
+    kind = found["kind"]
+    options = _options(kind, found["rest"] or "", has_address=found["url"] is not None)
     count, url = _count(found["count"]), _url(kind, found["url"])
+    if kind == NATIVE and url is not None and "keys" not in options:
+        problem = "nothing is said unencrypted, or to a core whose key is unknown"
+        raise ValueError(f"{text} needs ;keys=FOLDER, which `parley core keys` makes: {problem}")
     if url is not None and count > 1:
         raise ValueError(f"{kind}: each engine of an address is named for itself")
     weight = _weight(options.pop("weight", "1"))
@@ -123,11 +135,13 @@ def _parse(text: str, before: Iterable[EngineEntry]) -> list[EngineEntry]:
     return [EngineEntry(kind, name, url, weight, options) for name in names]
 
 
-def _options(kind: str, rest: str) -> dict[str, str]:
+def _options(kind: str, rest: str, *, has_address: bool) -> dict[str, str]:
     if kind != NATIVE and kind not in REMOTE_KINDS:
         kinds = ", ".join((NATIVE, *REMOTE_KINDS))
         raise ValueError(f"{kind!r} is no kind of engine: there are {kinds}")
-    known = OPTIONS if kind == NATIVE else REMOTE_OPTIONS
+    known = REMOTE_OPTIONS
+    if kind == NATIVE:
+        known = FAR_OPTIONS if has_address else OPTIONS
     options: dict[str, str] = {}
     for part in filter(None, rest.split(";")):
         name, _, value = part.partition("=")
@@ -161,9 +175,7 @@ def _weight(text: str) -> float:
 
 def _url(kind: str, text: str | None) -> str | None:
     if kind == NATIVE:
-        if text is not None:
-            raise ValueError(f"{NATIVE} has no address: it runs on this machine")
-        return None
+        return None if text is None else far_address(text)
     if text is None:
         raise ValueError(f"{kind} needs an address: {kind}=https://HOST:PORT")
     if "@" in text:  # before anything that would repeat it
@@ -177,9 +189,29 @@ def _url(kind: str, text: str | None) -> str | None:
         raise ValueError(f"{kind}: {text} is no address; one looks like https://HOST:PORT")
     if not PLAIN.fullmatch(text):
         raise ValueError(f"{kind}: an address has letters, digits and marks of ASCII")
-    labels = parts.hostname.removesuffix(".").split(".")
-    if not all(0 < len(label) <= MAX_LABEL for label in labels):
+    if not _is_host(parts.hostname):
         raise ValueError(f"{kind}: {text} is no address: its host is none")
     if "?" in text or "#" in text:
         raise ValueError(f"{kind}: an address ends with its path")
     return text.rstrip("/")
+
+
+def far_address(text: str) -> str:
+    """Where a core of ours listens on another machine. Raises ValueError."""
+    problem = f"{NATIVE}: {text} is no address; one looks like tcp://HOST:PORT"
+    try:
+        parts = urlsplit(text)
+        host, port = parts.hostname or "", parts.port or 0
+    except ValueError:
+        raise ValueError(problem) from None
+    is_bare = text == f"{parts.scheme}://{parts.netloc}" and "@" not in text
+    if parts.scheme != "tcp" or not port or not is_bare or not PLAIN.fullmatch(text):
+        raise ValueError(problem)
+    if not _is_host(host):
+        raise ValueError(problem)
+    return text
+
+
+def _is_host(name: str) -> bool:
+    labels = name.removesuffix(".").split(".")
+    return all(0 < len(label) <= MAX_LABEL for label in labels)

@@ -101,8 +101,9 @@ class Settings(BaseSettings):
     engines: Annotated[tuple[str, ...], NoDecode] = Field(
         (NATIVE,),
         description="What computes the answers, separated by commas: `native*2` are two cores of "
-        "our own on this machine, `KIND=URL` an engine at an address, of the kind vllm, sglang, "
-        "llamacpp or openai. Options follow, such as `;weight=2`.",
+        "our own on this machine, `native=tcp://HOST:PORT;keys=FOLDER` one on another, `KIND=URL` "
+        "an engine at an address, of the kind vllm, sglang, llamacpp or openai. Options follow, "
+        "such as `;weight=2`.",
     )
     workers: int = Field(1, ge=1, le=64, description="Web processes that share the engines.")
     pace: float | None = Field(

@@ -38,6 +38,7 @@ SILENT_SECONDS = 10.0  # without a word of the core: it is taken for dead
 CONNECT_SECONDS = 5.0  # that a connection and the first answer may take
 RETRY_SECONDS = 0.25  # from one connection to the next
 REFUSED_RETRY_SECONDS = 2.0  # where the last one was refused
+MIN_STRANGE = 3
 
 EVENTS = (
     zmq.EVENT_DISCONNECTED
@@ -82,6 +83,7 @@ class FarCoreConnection(CoreConnection):
         self._monitor: zmq.Socket[bytes] | None = None
         self._opened_at = self._heard_at = time.monotonic()
         self._is_broken = False  # the connection of this socket, or its making
+        self._num_strange = 0  # tries in a row that met somebody else
         self._replaced_id = ""  # the client that we were in the last core that we had joined
         super().__init__(address, reconnect=True, stall_seconds=stall_seconds)
 
@@ -154,12 +156,21 @@ class FarCoreConnection(CoreConnection):
                 case zmq.EVENT_HANDSHAKE_FAILED_AUTH:
                     self._break(f"{self._address} does not trust our key", is_refused=True)
                 case zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL:
-                    who = f"what answers at {self._address}"
-                    self._break(f"{who} is no core, or not the one whose key is trusted")
+                    self._on_stranger()
                 case zmq.EVENT_CLOSED if self.ready is None:
+                    self._num_strange = 0
                     self._break(f"nobody listens at {self._address}")
                 case _:
                     self._on_end()
+
+    def _on_stranger(self) -> None:
+        """It may also be a core that has just died: so once is not enough to say so."""
+        self._num_strange += 1
+        who = f"what answers at {self._address}"
+        self._break(
+            f"{who} is no core, or not the one whose key is trusted",
+            is_refused=self._num_strange >= MIN_STRANGE,
+        )
 
     def _on_end(self) -> None:
         """Of the connection; its last messages may still be here."""
@@ -214,7 +225,7 @@ class FarCoreConnection(CoreConnection):
 
     def _watch(self, ready: Ready) -> bool:
         """Its process is not of this machine: the connection and its words are all that we see."""
-        self.problem, self.is_refused = None, False
+        self.problem, self.is_refused, self._num_strange = None, False, 0
         self._replaced_id = self.client_id
         return True
 

@@ -13,7 +13,7 @@ from server.api.admin.actions import Admin
 from server.api.admin.objects import AdminEngineList, AskedEngine
 from server.api.admin.sessions import actor_of
 from server.api.rest.operation import Access, Call, Operation, json_response
-from server.config.engines import MAX_ENGINES, EngineEntry, parse_engines
+from server.config.engines import FILES, MAX_ENGINES, EngineEntry, parse_engines
 from server.config.models import discreet
 from server.engines.models import Models
 from server.engines.placement.figures import EngineFigures
@@ -158,7 +158,7 @@ def _entry(text: str) -> EngineEntry:
         raise invalid_field("engine", f"{error}") from error
     if len(entries) != 1:
         raise invalid_field("engine", "engines are added one by one")
-    for option in ("key", "ca"):
+    for option in FILES:
         if "/" in entries[0].options.get(option, ""):
             raise invalid_field("engine", f"{option}: a file's name, without its folder")
     return entries[0]

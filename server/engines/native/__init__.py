@@ -1,7 +1,8 @@
-"""The native kind: our own engine, whose core is a process of this host.
+"""The native kind: our own engine, whose core is a process of this host, or of another one.
 
-The supervisor gets a `CoreKeeper` of each model by `manage`; each worker joins the core by
-`connect`, and knows the model by `served_model`.
+The supervisor gets a `CoreKeeper` of each model by `manage`, or a `FarCoreKeeper` (`far/`) of a
+core that runs elsewhere; each worker joins the core by `connect`, and knows the model by
+`served_model`.
 """
 
 from collections.abc import Callable
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
     from server.config.engines import EngineEntry
     from server.config.models import ModelSource
     from server.config.settings import Settings
-    from server.engines.native.core_keeper import CoreKeeper
+    from server.engines.managed import ManagedEngine
 
 __all__ = [
     "connect",
@@ -33,10 +34,17 @@ def manage(
     wake: Callable[[], None],
     on_progress: Callable[[float], None] | None = None,
     most_free: Callable[[], int | None] | None = None,
-) -> "CoreKeeper":
-    """Get the model ready for a core, which `start` then starts. Raises `EngineSetupError`."""
+) -> "ManagedEngine":
+    """Get the model ready for a core, which `start` then starts. Raises `EngineSetupError`.
+
+    For a core on another machine what workers read of the model is made ready here.
+    """
     from server.engines.native import preparation  # which workers need not import
 
+    if entry.url is not None:
+        from server.engines.native.far import keeper
+
+        return keeper.manage(settings, model, entry, wake, on_progress)
     return preparation.manage(settings, model, wake, on_progress, most_free)
 
 

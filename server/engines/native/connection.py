@@ -8,10 +8,12 @@ import msgspec
 import orjson
 
 from server.engines.client import EngineClient, ServedModel
+from server.engines.native.far.options import FarOptions
 from server.engines.native.fingerprint import model_fingerprint
 
 if TYPE_CHECKING:
     from engine import CoreState
+    from engine.client.far.connection import FarCoreConnection
     from engine.client.text.tokenizer import Tokenizer
     from server.engines.tracing import Tracing
 
@@ -26,6 +28,7 @@ class ConnectOptions(msgspec.Struct, frozen=True, kw_only=True):
     name: str  # of the model, as clients call it
     max_num_queued_reqs: int | None = None
     answer_format: str | None = None
+    far: FarOptions | None = None  # of a core on another machine
 
 
 def connect(
@@ -43,7 +46,7 @@ def connect(
 
     given = msgspec.convert(options, ConnectOptions)
     return AsyncLLM.connect(
-        given.address,
+        _link(given),
         model=given.folder,
         served_model_name=given.name,
         tokenizer=tokenizer,
@@ -52,6 +55,14 @@ def connect(
         tracing=tracing,
         answer_format=given.answer_format,
     )
+
+
+def _link(given: ConnectOptions) -> "str | FarCoreConnection":
+    if given.far is None:
+        return given.address
+    from server.engines.native.far.check import open_link  # which few need
+
+    return open_link(given.address, given.far)
 
 
 def read_tokenizer(options: Mapping[str, Any]) -> "Tokenizer":

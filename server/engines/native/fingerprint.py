@@ -5,7 +5,8 @@ where safetensors and GGUF files have their header.
 """
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from fnmatch import fnmatch
 from pathlib import Path
 
 from engine.errors import UnsupportedModelError
@@ -14,13 +15,33 @@ from engine.folder.gguf.link import LINK, read_link
 WHOLE_BYTES = 32 * 1024 * 1024  # up to here a file counts whole: configurations, tokenizers
 PIECE_BYTES = 64 * 1024
 DIGITS = 16
+WEIGHTS = {".safetensors", ".gguf"}
+INDEX = ".index.json"  # in which file each tensor is
+TEXTS = ("*.json", "tokenizer*", "*.jinja", "merges.txt", "vocab.txt")  # what workers read
 IGNORED = {".md", ".gitattributes", ".lock", LINK}  # no effect on what is computed
 
 
 def model_fingerprint(folder: Path) -> str:
     """The fingerprint of a checkpoint's folder, wherever it lies."""
+    return _digest(_files(folder))
+
+
+def texts_fingerprint(folder: Path) -> str:
+    """Of what is read where the weights need not lie: configuration, tokenizer, template."""
+    return _digest(path for path in _files(folder) if _is_text(path.name))
+
+
+def has_weights(folder: Path) -> bool:
+    return any(path.suffix in WEIGHTS for path in _files(folder))
+
+
+def _is_text(name: str) -> bool:
+    return not name.endswith(INDEX) and any(fnmatch(name, pattern) for pattern in TEXTS)
+
+
+def _digest(files: Iterable[Path]) -> str:
     digest = hashlib.sha256()
-    for path in _files(folder):
+    for path in files:
         size = path.stat().st_size
         digest.update(f"{path.name} {size}\n".encode())
         with path.open("rb") as file:

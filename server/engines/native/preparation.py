@@ -11,7 +11,7 @@ from engine import AsyncEngineArgs, DownloadError, PrivateDirectory, demo_model
 from engine.client.download import local_path, model_name, resolve_model
 from engine.client.hub.plan import DownloadPlan
 from engine.client.text.tokenizer_folder import try_chat_template
-from engine.config import EngineConfig
+from engine.config import EngineConfig, FarDoor
 from engine.folder.caches.names import find_model
 from server.config.models import ModelSource
 from server.config.settings import Settings
@@ -20,6 +20,7 @@ from server.engines.managed import EngineSetupError
 from server.engines.native.connection import ConnectOptions
 from server.engines.native.core_keeper import CoreKeeper
 from server.engines.native.download_forecast import check_download
+from server.engines.native.far.check import identity_of
 from server.engines.native.forecast import free_bytes, read_facts
 
 
@@ -29,11 +30,13 @@ def manage(
     wake: Callable[[], None],
     on_progress: Callable[[float], None] | None = None,
     most_free: Callable[[], int | None] | None = None,
+    far: FarDoor | None = None,
 ) -> CoreKeeper:
     """Get the model ready for a core, which `start` then starts. Raises `EngineSetupError`.
 
     May be called in any thread: a model of the hub is downloaded first, with `on_progress`, if
-    there is room for it on the disk, and in the memory that `most_free` says there may be.
+    there is room for it on the disk, and in the memory that `most_free` says there may be. With
+    `far` it takes clients of other machines as well.
     """
 
     def check(plan: DownloadPlan) -> None:
@@ -48,8 +51,11 @@ def manage(
         raise EngineSetupError(str(error)) from None
     directory = PrivateDirectory()
     is_default = model == settings.models[0]
+    config = core_config(settings, model, folder, directory.address)
+    if far is not None:
+        config = msgspec.structs.replace(config, far=far, identity=identity_of(folder))
     return CoreKeeper(
-        core_config(settings, model, folder, directory.address),
+        config,
         directory,
         facts=facts,
         connect_options=connect_options(settings, model, folder, directory.address),

@@ -83,7 +83,8 @@ class GroupKind:
         return self._kinds[self._lead].is_here(model)
 
     def free_bytes(self, settings: "Settings") -> int | None:
-        are_ours = any(entry.kind == NATIVE for entry in settings.engine_entries)
+        entries = settings.engine_entries
+        are_ours = any(entry.kind == NATIVE and entry.url is None for entry in entries)
         return self._kinds[NATIVE if are_ours else self._lead].free_bytes(settings)
 
     def connect(

@@ -87,6 +87,21 @@ def test_the_environment_names_them_in_a_list(monkeypatch: pytest.MonkeyPatch) -
     assert names == ["native-1", "native-2", "vllm-1"]
 
 
+@pytest.mark.parametrize("host", ["gpu1", "10.0.0.7", "[fd00::7]", "gpu1.example."])
+def test_a_core_of_ours_may_be_on_another_machine(host: str) -> None:
+    (entry,) = entries(f"native=tcp://{host}:7700;keys=~/keys;weight=2")
+    assert (entry.kind, entry.name, entry.url) == ("native", "native-1", f"tcp://{host}:7700")
+    assert entry.keys_folder == Path("~/keys").expanduser() and entry.weight == 2
+
+
+def test_the_keys_that_an_administrator_names_lie_in_one_folder() -> None:
+    (entry,) = entries("native=tcp://gpu1:7700;keys=gpu1")
+    assert entry.with_files_in(Path("/data/engines")).keys_folder == Path("/data/engines/gpu1")
+    (other,) = entries("native=tcp://gpu1:7700;keys=../gpu1")
+    with pytest.raises(ValueError, match="without its folder"):
+        other.with_files_in(Path("/data/engines"))
+
+
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
@@ -96,7 +111,19 @@ def test_the_environment_names_them_in_a_list(monkeypatch: pytest.MonkeyPatch) -
         ("native*65", "from 1 to 64"),
         ("native*x", "from 1 to 64"),
         ("native*40 native*40", "from 1 to 64"),
-        ("native=http://a", "has no address"),
+        ("native=http://a:1;keys=/k", "one looks like tcp://HOST:PORT"),
+        ("native=tcp://a;keys=/k", "one looks like tcp://HOST:PORT"),
+        ("native=tcp://a:0;keys=/k", "one looks like tcp://HOST:PORT"),
+        ("native=tcp://a:70000;keys=/k", "one looks like tcp://HOST:PORT"),
+        ("native=tcp://a:7700/x;keys=/k", "one looks like tcp://HOST:PORT"),
+        ("native=tcp://u:w@a:7700;keys=/k", "one looks like tcp://HOST:PORT"),
+        ("native=tcp://a..b:7700;keys=/k", "one looks like tcp://HOST:PORT"),
+        ("native=tcp://größe:7700;keys=/k", "one looks like tcp://HOST:PORT"),
+        ("native=tcp://a:7700", "needs ;keys=FOLDER, which `parley core keys` makes"),
+        ("native*2=tcp://a:7700;keys=/k", "named for itself"),
+        ("native;keys=/k", "native has no option 'keys'"),
+        ("native=tcp://a:7700;ca=/k", "native has no option 'ca'"),
+        ("vllm=http://a;keys=/k", "vllm has no option 'keys'; did you mean key?"),
         ("vllm", "needs an address"),
         ("vllm=", "is no address"),
         ("vllm=gpu1:8000", "is no address"),

@@ -72,6 +72,7 @@ class EndingKeeper(CoreKeeper):
 def test_what_a_core_has_taken_may_be_asked_while_another_thread_ends_it() -> None:
     settings = load_settings({"model": "demo"}, {})
     engine = manage(settings, settings.models[0], SOLE, lambda: None)
+    assert isinstance(engine, CoreKeeper)
     engine.__class__ = EndingKeeper
     core: Any = SimpleNamespace(pid=os.getpid(), report={"standby_bytes": 1})
     engine._core = core

@@ -1,0 +1,1 @@
+"""Cores of ours on other machines: how one runs there, and how this server joins it."""
