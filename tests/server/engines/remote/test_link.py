@@ -11,7 +11,7 @@ from engine import CoreState, EngineDeadError, EngineGenerateError, Exactness
 from engine.errors import QueueOverflowError, RetryableRequestError, ValidationError
 from server.engines.client import CANNOT_CONTINUE, StructuredOutputsParams
 from server.engines.remote import link as link_module
-from server.engines.remote.answer import MAX_TRIES_IN_VAIN
+from server.engines.remote.answer import MAX_TRIES_IN_VAIN, OpenAnswer
 from server.engines.remote.link import MAX_FAILURES, Patience
 from server.engines.remote.wire.address import RemoteAddress
 from server.engines.remote.wire.exchange import Exchange
@@ -359,18 +359,23 @@ async def test_a_stop_in_the_turn_in_which_the_engine_is_asked_is_not_confirmed_
     assert (answer.reason, answer.is_confirmed) == ("abort", False)
 
 
-async def test_a_stop_between_two_tries_is_not_confirmed_by_nobody(join: Join) -> None:
+async def test_a_stop_between_two_tries_is_not_confirmed_by_nobody(
+    join: Join, monkeypatch: pytest.MonkeyPatch
+) -> None:
     stand_in = LlamaCppStandIn()  # which may compute for a second what nobody reads
     await stand_in.start()
-    joined = await join(stand_in, patience=Patience(look=0.01, again=(PATIENCE, PATIENCE)))
     stand_in.faults.append("cut")
-    stream = await joined.add()
-    await settle(lambda: stand_in.asked and stand_in.num_open == 0)
-    (state,) = joined.engine.output_processor.request_states.values()
-    await settle(lambda: joined.link._num_failures == 1 and len(state.token_ids) == 2)
-    await joined.engine.abort("r")
-    answer = await read(stream)
+    joined = await join(stand_in)
+    ended = OpenAnswer.end_try
+
+    def end_try(answer: OpenAnswer) -> None:
+        ended(answer)
+        joined.engine._client.abort("r")
+
+    monkeypatch.setattr(OpenAnswer, "end_try", end_try)
+    answer = await read(await joined.add())
     assert (answer.reason, answer.is_confirmed) == ("abort", False)
+    assert len(stand_in.asked) == 1
 
 
 async def test_no_try_has_a_name_that_another_begins_with(join: Join) -> None:
