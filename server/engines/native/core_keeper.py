@@ -102,6 +102,9 @@ class CoreKeeper:
             except EngineStartError as error:
                 self.is_refusal = isinstance(error, UnsupportedModelError)
                 self.start_error = error.reason
+            except Exception as error:  # whatever it is, nobody must wait for ever
+                logger.exception("core cannot be waited for")
+                self.start_error = f"it cannot be waited for: {type(error).__name__}"
             self._wake()
 
         self._starting = threading.Thread(target=wait, name="core-start", daemon=True)

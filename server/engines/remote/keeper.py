@@ -151,10 +151,12 @@ class RemoteKeeper:
             except Misfit as problem:
                 self.start_error = f"the engine at {self._options.url}: {problem}"
                 break
-            except RemoteProblem as problem:
+            except Exception as problem:  # also what nobody has thought of: it is looked for again
                 if time.monotonic() - logged_at >= LOG_SECONDS:
                     logged_at = time.monotonic()
-                    logger.warning("engine not found yet", problem=str(problem))
+                    is_known = isinstance(problem, RemoteProblem)
+                    why = str(problem) if is_known else type(problem).__name__
+                    logger.warning("engine not found yet", problem=why, exc_info=not is_known)
                 is_closing.wait(AGAIN_SECONDS)
                 continue
             limit = self._options.max_model_len or facts.max_model_len

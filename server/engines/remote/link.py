@@ -146,7 +146,7 @@ class RemoteLink:
         elif answer.is_held_to_form and message.resume_token_ids:
             self._soon(self._refuse_to_continue, answer)
         else:
-            task = start(self._carry_out(answer))
+            task = start(self._try_to_carry_out(answer))
             self._trying[message.request_id] = task
             task.add_done_callback(lambda done: self._trying.pop(message.request_id, None))
         return True
@@ -206,29 +206,39 @@ class RemoteLink:
     # ---- joining and watching -------------------------------------------------------------------
 
     async def _watch(self) -> None:
-        """For ever: look for the engine, and at it."""
+        """For ever: look for the engine, and at it, whatever goes wrong."""
         first, most = self._patience.again
         delay = first
         while True:
+            problem = None
             try:
                 await self._join()
                 delay = first
-            except RemoteProblem as problem:
-                self._note_problem(str(problem))
+                await self._look_on()
+            except RemoteProblem as known:
+                problem = str(known)
+            except Exception as error:  # of a reply that nobody has thought of, or of a listener
+                logger.exception("engine cannot be watched", url=self._address.url)
+                problem = f"it cannot be watched: {type(error).__name__}"
+                self._soon(self._lose_if_joined, problem)  # whoever hears of it may fail again
+            if problem is not None:
+                self._note_problem(problem)
                 await asyncio.sleep(delay * random.uniform(0.8, 1.2))
                 delay = min(2 * delay, most)
-                continue
-            while self.ready is not None:
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(self._patience.look):
-                        await self._look_now.wait()
-                self._look_now.clear()
-                if self.ready is not None:
-                    await self._look()
-            if self._num_failures >= MAX_FAILURES:  # it lives, and answers nothing
-                await asyncio.sleep(self._breaker_seconds * random.uniform(0.8, 1.2))
-                self._breaker_seconds = min(2 * self._breaker_seconds, 6 * most)
-                self._num_failures = 0
+
+    async def _look_on(self) -> None:
+        """Until it is lost; and for a while after that, if it lives, and has answered nothing."""
+        while self.ready is not None:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._patience.look):
+                    await self._look_now.wait()
+            self._look_now.clear()
+            if self.ready is not None:
+                await self._look()
+        if self._num_failures >= MAX_FAILURES:
+            await asyncio.sleep(self._breaker_seconds * random.uniform(0.8, 1.2))
+            self._breaker_seconds = min(2 * self._breaker_seconds, 6 * self._patience.again[1])
+            self._num_failures = 0
 
     async def _join(self) -> None:
         facts = await self._dialect.probe(self._ask)
@@ -308,6 +318,14 @@ class RemoteLink:
         self.problem = problem
 
     # ---- an answer ------------------------------------------------------------------------------
+
+    async def _try_to_carry_out(self, answer: OpenAnswer) -> None:
+        """It has an end, whatever goes wrong."""
+        try:
+            await self._carry_out(answer)
+        except Exception as error:
+            logger.exception("answer cannot be asked for", url=self._address.url)
+            self._fail(answer, "engine_error", f"it cannot be asked for: {type(error).__name__}")
 
     async def _carry_out(self, answer: OpenAnswer) -> None:
         """Ask for it until it has ended, or cannot be had."""
@@ -486,6 +504,10 @@ class RemoteLink:
         self._look_now.set()
         logger.warning("engine lost", url=self._address.url, reason=reason)
         self._set_state(CoreState.DEAD, reason)
+
+    def _lose_if_joined(self, reason: str) -> None:
+        if self.ready is not None:
+            self._lose(reason)
 
     def _let_go(self) -> None:
         for answer in list(self._answers.values()):

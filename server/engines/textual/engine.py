@@ -36,6 +36,7 @@ from server.engines.client import (
 )
 from server.engines.remote.wire.problems import (
     BadStatus,
+    Broken,
     Misfit,
     RemoteProblem,
     Unreachable,
@@ -146,28 +147,36 @@ class TextEngine:
             self._watching = start(self._watch())
 
     async def _watch(self) -> None:
-        """Look at it again and again: what it is, and whether it is there."""
+        """Look at it again and again: what it is, and whether it is there, whatever goes wrong."""
         num_missed = 0
         while True:
             try:
-                body = await self._line.models()
-                self._facts, num_missed = read_facts(body, self._name, self._given), 0
-                self._enter(CoreState.READY, "")
-            except RemoteProblem as problem:
-                if isinstance(problem, BadStatus) and problem.is_busy:
-                    num_missed = 0  # it is there, and says so
-                else:
-                    num_missed += 1
-                    self._miss(problem, num_missed)
-            seconds = self._look_seconds
-            if num_missed:
-                seconds = min(FIRST_RETRY_SECONDS * 2 ** (num_missed - 1), LAST_RETRY_SECONDS)
+                num_missed = await self._look_once(num_missed)
+            except Exception as error:  # of a list that nobody has thought of, or of a listener
+                logger.exception("engine cannot be looked at", model=self._name)
+                num_missed += 1
+                problem = Broken(f"it cannot be looked at: {type(error).__name__}")
+                asyncio.get_running_loop().call_soon(self._miss, problem, num_missed)
+            seconds = retry_seconds(num_missed) if num_missed else self._look_seconds
             self._look_now.clear()
             looked, self._looked = self._looked, asyncio.Event()
             looked.set()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(seconds):
                     await self._look_now.wait()
+
+    async def _look_once(self, num_missed: int) -> int:
+        """How many looks in a row it has missed by now."""
+        try:
+            body = await self._line.models()
+            self._facts = read_facts(body, self._name, self._given)
+        except RemoteProblem as problem:
+            if isinstance(problem, BadStatus) and problem.is_busy:
+                return 0  # it is there, and says so
+            self._miss(problem, num_missed + 1)
+            return num_missed + 1
+        self._enter(CoreState.READY, "")
+        return 0
 
     def _miss(self, problem: RemoteProblem, num_missed: int) -> None:
         """It does not answer, or cannot be used; one that is only slow is not dead at once."""
@@ -344,3 +353,8 @@ class TextEngine:
         looked = self._looked
         self._look_now.set()
         await looked.wait()
+
+
+def retry_seconds(num_missed: int) -> float:
+    """Until the next look, after so many in a row in vain, which may be any number."""
+    return min(FIRST_RETRY_SECONDS * 2.0 ** min(num_missed - 1, 10), LAST_RETRY_SECONDS)

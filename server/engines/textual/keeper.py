@@ -14,7 +14,7 @@ import msgspec
 import structlog
 
 from server.config.models import ModelFacts
-from server.engines.remote.wire.problems import BadStatus, Misfit, RemoteProblem
+from server.engines.remote.wire.problems import BadStatus, Broken, Misfit, RemoteProblem
 from server.engines.textual.connection import ConnectOptions
 from server.engines.textual.facts import DEFAULT_CONTEXT, Facts, read_facts
 from server.engines.textual.line import Line
@@ -99,7 +99,8 @@ class TextKeeper:
         while self.is_starting and not self._is_stopped.is_set():
             try:
                 self._facts = asyncio.run(look(self._options))
-            except RemoteProblem as problem:
+            except Exception as error:
+                problem = error if isinstance(error, RemoteProblem) else _unknown(error)
                 is_refused = isinstance(problem, Misfit | BadStatus) and not _is_busy(problem)
                 if is_refused or time.monotonic() > give_up_at:
                     self._fail(problem)
@@ -120,6 +121,12 @@ class TextKeeper:
 async def look(options: ConnectOptions) -> Facts:
     """What the engine says of itself. Raises `RemoteProblem`."""
     return read_facts(await Line(options.address).models(), options.name, options.given)
+
+
+def _unknown(error: Exception) -> RemoteProblem:
+    """Of what nobody has thought of, which is in the log as it was."""
+    logger.error("the engine cannot be looked at", exc_info=error)
+    return Broken(f"it cannot be looked at: {type(error).__name__}")
 
 
 def _is_busy(problem: RemoteProblem) -> bool:

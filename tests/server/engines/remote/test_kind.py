@@ -15,6 +15,8 @@ from server.engines.kinds import KINDS
 from server.engines.managed import EngineSetupError, ManagedEngine
 from server.engines.native.fingerprint import model_fingerprint
 from server.engines.remote.checkpoint import Checkpoint
+from server.engines.remote.dialect import Ask, RemoteFacts
+from server.engines.remote.llamacpp import LlamaCpp
 from server.engines.remote.options import RemoteOptions
 from tests.helpers.patience import PATIENCE
 from tests.server.engines.remote.conftest import read_all
@@ -47,6 +49,23 @@ class Managed:
         assert await asyncio.to_thread(self.woken.wait, PATIENCE)
         self.engine.stop()
         return self.engine
+
+
+async def test_looking_for_an_engine_outlives_what_nobody_has_thought_of(
+    stand_in: LlamaCppStandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    faults, probe = [KeyError("x")], LlamaCpp.probe
+
+    async def probed(dialect: LlamaCpp, ask: Ask) -> RemoteFacts:
+        if faults:
+            raise faults.pop()
+        return await probe(dialect, ask)
+
+    monkeypatch.setattr(LlamaCpp, "probe", probed)
+    await stand_in.start()
+    engine = await Managed(f"llamacpp={stand_in.url}").look()
+    assert (engine.is_starting, engine.start_error, faults) == (False, None, [])
+    await stand_in.die()
 
 
 async def test_an_engine_that_is_there_is_found(stand_in: LlamaCppStandIn) -> None:

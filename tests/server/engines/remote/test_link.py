@@ -12,6 +12,7 @@ from engine.errors import QueueOverflowError, RetryableRequestError, ValidationE
 from server.engines.client import CANNOT_CONTINUE, StructuredOutputsParams
 from server.engines.remote import link as link_module
 from server.engines.remote.answer import MAX_TRIES_IN_VAIN, OpenAnswer
+from server.engines.remote.dialect import Ask, RemoteLoad
 from server.engines.remote.link import MAX_FAILURES, Patience
 from server.engines.remote.wire.address import RemoteAddress
 from server.engines.remote.wire.exchange import Exchange
@@ -415,6 +416,43 @@ async def test_what_only_a_core_of_ours_can_do_is_an_error_of_the_call(remote: J
         await remote.engine.pause_generation()
     await remote.engine.check_health()
     assert not await remote.engine.is_sleeping()
+
+
+async def test_watching_outlives_what_nobody_has_thought_of(
+    remote: Joined, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dialect = remote.link._dialect
+    look, faults, listeners = dialect.look, [KeyError("x"), None, KeyError("y")], [1]
+
+    async def looked(ask: Ask) -> RemoteLoad:
+        if faults and (fault := faults.pop(0)) is not None:
+            raise fault
+        return await look(ask)
+
+    take_state = remote.take_state
+
+    def take(state: CoreState, reason: str) -> None:
+        take_state(state, reason)
+        if state is CoreState.READY and listeners:
+            raise ValueError(f"listener {listeners.pop()} fails, too")
+
+    monkeypatch.setattr(remote, "take_state", take)
+    monkeypatch.setattr(dialect, "look", looked)
+    await settle(lambda: not faults and not listeners)
+    await remote.engine.wait_ready(PATIENCE)
+    assert (await remote.ask()).token_ids == WHOLE
+    assert "KeyError" in remote.states[1][1]
+
+
+async def test_an_answer_that_cannot_be_asked_for_ends(
+    remote: Joined, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def reader(request: object) -> None:
+        raise KeyError("x")
+
+    monkeypatch.setattr(remote.link._dialect, "reader", reader)
+    answer = await remote.ask()
+    assert (answer.reason, answer.problem) == ("error", "it cannot be asked for: KeyError")
 
 
 async def test_nothing_is_left_of_a_link_that_is_closed(stand_in: StandIn, join: Join) -> None:

@@ -21,6 +21,8 @@ from server.engines.client import (
     ValidationError,
 )
 from server.engines.textual.answers import GRAMMAR
+from server.engines.textual.engine import LAST_RETRY_SECONDS, retry_seconds
+from server.engines.textual.facts import read_facts
 from server.engines.textual.ids import encode_answer
 from server.engines.textual.line import Patience
 from tests.helpers.patience import PATIENCE
@@ -152,6 +154,39 @@ async def test_thoughts_and_forms_do_not_go_on_in_the_middle(
     form = asker.engine.call_form({}) if is_in_form else None
     last = await asker.ask(params={"structured_outputs": form})
     assert last.error is not None and last.error.code == CANNOT_CONTINUE
+
+
+async def test_watching_outlives_what_nobody_has_thought_of(
+    open_engine: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stand_in = StandIn()
+    states: list[CoreState] = []
+    faults = [KeyError("x"), None]
+
+    def read(*args: Any) -> Any:
+        if faults and (fault := faults.pop(0)) is not None:
+            raise fault
+        return read_facts(*args)
+
+    def take(state: CoreState, reason: str) -> None:
+        states.append(state)
+        if len(states) == 1:
+            raise ValueError("a listener fails, too")
+
+    monkeypatch.setattr("server.engines.textual.engine.read_facts", read)
+    asker = await open_engine(stand_in, on_core_state=take, look_seconds=0.01)
+    assert not faults
+    await stand_in.die()
+    async with asyncio.timeout(PATIENCE):
+        while asker.engine.core_state is not CoreState.DEAD:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    await stand_in.listen()
+    await asker.engine.wait_ready(PATIENCE)
+
+
+def test_an_engine_is_looked_for_however_long_it_is_away() -> None:
+    assert [retry_seconds(number) for number in (1, 2, 3)] == [0.2, 0.4, 0.8]
+    assert retry_seconds(100_000) == LAST_RETRY_SECONDS
 
 
 async def test_an_engine_that_dies_and_comes_back_goes_on(open_engine: Open) -> None:

@@ -12,6 +12,9 @@ from server.config.models import ModelSource
 from server.config.settings import load_settings
 from server.engines import textual
 from server.engines.managed import EngineSetupError
+from server.engines.textual import keeper as module
+from server.engines.textual.connection import ConnectOptions
+from server.engines.textual.facts import Facts
 from server.engines.textual.keeper import TextKeeper
 from tests.helpers.patience import PATIENCE
 from tests.server.engines.textual.stand_in import StandIn, refused
@@ -51,6 +54,24 @@ async def test_an_engine_that_comes_late_is_waited_for() -> None:
         assert await asyncio.to_thread(woken.wait, PATIENCE)
         assert keeper.start_error is None and not keeper.is_starting
     await asyncio.to_thread(keeper.stop)
+
+
+async def test_looking_for_an_engine_outlives_what_nobody_has_thought_of(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    faults = [KeyError("x")]
+
+    async def look(options: ConnectOptions) -> Facts:
+        if faults:
+            raise faults.pop()
+        return await look_as_ever(options)
+
+    look_as_ever = module.look
+    monkeypatch.setattr(module, "look", look)
+    async with StandIn() as stand_in:
+        keeper = await started(stand_in)
+        assert (keeper.is_starting, keeper.start_error, faults) == (False, None, [])
+        await asyncio.to_thread(keeper.stop)
 
 
 async def test_an_engine_that_refuses_is_refused_in_one_line_without_its_address() -> None:
