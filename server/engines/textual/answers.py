@@ -15,8 +15,6 @@ from engine.client.parsing.marks import AddedToken
 from server.engines.client import Grammar
 from server.engines.remote.wire.problems import Broken
 
-MAX_TOKENS = 1 << 31  # that anybody may say to have counted
-
 _THOUGHT = "<thought>", "</thought>"
 _CALL = "<call>", "</call>"
 _ARGUMENTS = "<arguments>"
@@ -46,11 +44,18 @@ _MARKS = {text: GRAMMAR.marks.mark(text) for text in (*_THOUGHT, *_CALL, _ARGUME
 
 class CalledFunction(msgspec.Struct, frozen=True):
     name: str | None = None
-    arguments: str | None = None
+    arguments: str | dict[str, Any] | None = None
+
+    @property
+    def text(self) -> str:
+        """The arguments. Some servers give them as what they mean."""
+        given = self.arguments
+        return msgspec.json.encode(given).decode() if isinstance(given, dict) else given or ""
 
 
 class CallDelta(msgspec.Struct, frozen=True):
-    index: int = 0
+    index: int | None = None
+    id: str | None = None
     function: CalledFunction | None = None
 
 
@@ -64,7 +69,7 @@ class Delta(msgspec.Struct, frozen=True):
 
 
 class Choice(msgspec.Struct, frozen=True):
-    delta: Delta = Delta()
+    delta: Delta | None = None
     finish_reason: str | None = None
     stop_reason: str | int | None = None  # of vLLM
 
@@ -74,14 +79,26 @@ class PromptDetails(msgspec.Struct, frozen=True):
 
 
 class Usage(msgspec.Struct, frozen=True):
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
+    prompt_tokens: int | None = 0
+    completion_tokens: int | None = 0
     prompt_tokens_details: PromptDetails | None = None
 
+    def is_possible(self, max_prompt: int, max_output: int) -> bool:
+        """Whether an engine can have read and written so much."""
+        limits = (
+            (self.prompt_tokens, max_prompt),
+            (self.completion_tokens, max_output),
+            (self.num_cached, max_prompt),
+        )
+        return all(number is not None and 0 <= number <= limit for number, limit in limits)
+
     @property
-    def is_possible(self) -> bool:
-        numbers = (self.prompt_tokens, self.completion_tokens, self.num_cached)
-        return all(0 <= number <= MAX_TOKENS for number in numbers)
+    def num_prompt(self) -> int:
+        return self.prompt_tokens or 0
+
+    @property
+    def num_output(self) -> int:
+        return self.completion_tokens or 0
 
     @property
     def num_cached(self) -> int:
@@ -92,19 +109,49 @@ class Usage(msgspec.Struct, frozen=True):
 class Chunk(msgspec.Struct, frozen=True):
     """One event of a stream; what else it has is nobody's business here."""
 
-    choices: list[Choice] = []
+    choices: list[Choice] | None = None
     usage: Usage | None = None
     error: Any = None
 
     @property
+    def choice(self) -> Choice | None:
+        return self.choices[0] if self.choices else None
+
+    @property
     def says_something(self) -> bool:
         """Of the answer itself. Some servers begin with an event that only names its author."""
-        delta = self.choices[0].delta if self.choices else Delta()
-        said = (delta.content, delta.reasoning_content, delta.reasoning, delta.tool_calls)
-        return any(said)
+        delta = None if self.choice is None else self.choice.delta
+        if delta is None:
+            return False
+        return any((delta.content, delta.reasoning_content, delta.reasoning, delta.tool_calls))
 
 
 read_chunk = msgspec.json.Decoder(Chunk).decode
+
+
+def length_of(delta: Delta) -> int:
+    """In characters, of all that it says."""
+    texts = [delta.content, delta.reasoning_content or delta.reasoning]
+    for call in delta.tool_calls or ():
+        if call.function is not None:
+            texts += [call.function.name, call.function.text]
+    return sum(len(text) for text in texts if text)
+
+
+def clipped(delta: Delta, max_length: int) -> Delta:
+    """What of it comes first: thoughts, text, calls."""
+    thought = (delta.reasoning_content or delta.reasoning or "")[:max_length]
+    left = max_length - len(thought)
+    content = (delta.content or "")[:left]
+    left -= len(content)
+    calls = []
+    for call in delta.tool_calls or ():
+        if call.function is not None and len(call.function.name or "") < left:
+            left -= len(call.function.name or "")
+            function = CalledFunction(call.function.name, call.function.text[:left])
+            left -= len(function.text)
+            calls.append(CallDelta(call.index, call.id, function))
+    return Delta(content, thought, None, calls)
 
 
 class AnswerText:
@@ -114,7 +161,7 @@ class AnswerText:
         self._is_marked = is_marked
         self._parts: list[str] = [begun]
         self._region: str | int = "text"  # "reasoning", or the place of a call
-        self._num_calls = 0
+        self._calls = Calls()
         self._is_plain = begun == plain(begun)
 
     @property
@@ -158,20 +205,69 @@ class AnswerText:
     def _called(self, call: CallDelta) -> str:
         if not self._is_marked:
             return ""
-        said, function = "", call.function or CalledFunction()
-        if call.index != self._region:
-            if call.index != self._num_calls or not function.name:
-                raise Broken("its calls of tools are in no order")
-            said = self._leave() + _MARKS[_CALL[0]] + function.name + _MARKS[_ARGUMENTS]
-            self._region, self._is_plain = call.index, False
-            self._num_calls += 1
-        return said + (function.arguments or "")
+        function = call.function or CalledFunction()
+        place, is_new = self._calls.place_of(call)
+        said = ""
+        if is_new:
+            said = self._leave() + _MARKS[_CALL[0]] + (function.name or "") + _MARKS[_ARGUMENTS]
+            self._region, self._is_plain = place, False
+        elif self._region != place:
+            raise Broken("its calls of tools are in no order")
+        return said + self._calls.add(function.text)
 
     def _leave(self) -> str:
         region, self._region = self._region, "text"
         if region == "text":
             return ""
         return _MARKS[_THOUGHT[1] if region == "reasoning" else _CALL[1]]
+
+
+class Calls:
+    """Tells the calls of one answer from each other, one after the other, by what servers say of
+    them: OpenAI by their index, others by their ids, and some by neither, but give each as a whole.
+    """
+
+    def __init__(self) -> None:
+        self._num_calls = 0
+        self._index: int | None = None  # of the last one
+        self._id: str | None = None  # likewise
+        self._indices: set[int] = set()
+        self._arguments: list[str] = []  # of the last one
+
+    def place_of(self, call: CallDelta) -> tuple[int, bool]:
+        """Which call it is of, and whether it begins that one. Raises `Broken`."""
+        name = None if call.function is None else call.function.name
+        if not self._begins(call, name):
+            return self._num_calls, False
+        if not name or (call.index in self._indices and call.index != self._index):
+            raise Broken("its calls of tools are in no order")
+        self._num_calls += 1
+        self._index, self._id, self._arguments = call.index, call.id or None, []
+        if call.index is not None:
+            self._indices.add(call.index)
+        return self._num_calls, True
+
+    def add(self, arguments: str) -> str:
+        """Of the last one."""
+        if arguments:
+            self._arguments.append(arguments)
+        return arguments
+
+    def _begins(self, call: CallDelta, name: str | None) -> bool:
+        if not self._num_calls or (call.index is not None and call.index != self._index):
+            return True
+        if not name:  # some servers make up another id for each event
+            return False
+        if call.id and self._id:
+            return call.id != self._id
+        return self._is_whole
+
+    @property
+    def _is_whole(self) -> bool:
+        try:
+            return isinstance(msgspec.json.decode("".join(self._arguments)), dict)
+        except (ValueError, RecursionError):
+            return False
 
 
 def plain(text: str) -> str:

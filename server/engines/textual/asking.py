@@ -23,7 +23,7 @@ from engine.outputs import (
 )
 from server.engines.client import CANNOT_CONTINUE, DeltaCallback, SamplingParams
 from server.engines.remote.wire.problems import BadStatus, Broken, RemoteProblem
-from server.engines.textual.answers import AnswerText, Chunk, Delta, Seam, Usage
+from server.engines.textual.answers import AnswerText, Chunk, Delta, Seam, Usage, clipped, length_of
 from server.engines.textual.conversation import Conversation
 from server.engines.textual.facts import Facts
 from server.engines.textual.ids import encode_answer
@@ -38,8 +38,12 @@ GAP_SECONDS = 60.0  # for which an answer waits for an engine that is away, or b
 BUSY_SECONDS = 0.25  # until one that is busy is asked again; twice as long each time
 MAX_BUSY_SECONDS = 5.0
 REFUSING = (400, 404, 405, 413, 414, 422)  # by these it takes no such request
-MAX_TOKEN_BYTES = 512  # of its event: what is longer on average is no answer
-SPARE_BYTES = 1_000_000
+MAX_EVENT_BYTES = 1024  # of one token, on average: what is longer is no answer
+SPARE_BYTES = 1_000_000  # of events that are no token's
+MAX_TOKEN_LENGTH = 256  # characters of one token, on average: hardly any is as long
+MAX_PROMPT_TOKENS = 4  # that an engine may count for one number of a prompt, and a few more
+MORE_PROMPT_TOKENS = 4096
+UNSAID_TOKENS = 1 << 17  # of an answer whose length nobody has limited
 FILTERED = "content_filter"
 SAID = (FILTERED, "invalid_request")  # errors by which the engine itself has ended an answer
 REASONS: dict[str, FinishReason] = {
@@ -99,6 +103,7 @@ class Asking:
         self._num_in_vain = 0  # calls in a row that broke off without a character
         self._busy_since: float | None = None
         self._busy_seconds = BUSY_SECONDS
+        self._length_left = MAX_TOKEN_LENGTH * self._most_tokens(params)
         self._seam = Seam("")
         self._usage: Usage | None = None  # of this call, as far as the engine has said
         self._has_ended = False
@@ -216,16 +221,24 @@ class Asking:
         self._seam = Seam(self._conversation.answer + self._answer.text)
         self._metrics.scheduled_ts = self._metrics.scheduled_ts or time.monotonic()
         body = chat_request(facts, self._conversation, params, self._seam.sent)
-        max_bytes = MAX_TOKEN_BYTES * (params.max_tokens or 0) + SPARE_BYTES
+        max_bytes = MAX_EVENT_BYTES * self._most_tokens(params) + SPARE_BYTES
         await self._engine.line.chat(body, self._take, max_bytes)
         if not self._has_ended:
             raise Broken("its answer breaks off")
         self._take_text(Delta(content=self._seam.finish()))
 
+    def _is_possible(self, usage: Usage) -> bool:
+        most = MAX_PROMPT_TOKENS * (len(self._prompt_token_ids) + self._num_before)
+        return usage.is_possible(most + MORE_PROMPT_TOKENS, self._most_tokens(self._remaining()))
+
+    def _most_tokens(self, params: SamplingParams) -> int:
+        """That may come: of who says none, as many as any prompt leaves room for."""
+        return params.max_tokens or self._engine.facts.context or UNSAID_TOKENS
+
     @property
     def _num_written(self) -> int:
         """Tokens of this call."""
-        return self._num_pieces if self._usage is None else self._usage.completion_tokens
+        return self._num_pieces if self._usage is None else self._usage.num_output
 
     @property
     def _is_spare(self) -> bool:
@@ -242,21 +255,16 @@ class Asking:
 
     def _take(self, chunk: Chunk) -> bool:
         """True: the answer has ended."""
-        if chunk.usage is not None and chunk.usage.is_possible:
+        if chunk.usage is not None and self._is_possible(chunk.usage):
             self._usage = chunk.usage
-        if not chunk.choices or self._has_ended:
+        choice = chunk.choice
+        if choice is None or self._has_ended:
             return self._has_ended
-        choice = chunk.choices[0]
-        delta = choice.delta
-        if delta.content:
-            delta = Delta(
-                self._seam.feed(delta.content),
-                delta.reasoning_content,
-                delta.reasoning,
-                delta.tool_calls,
-            )
-        self._take_text(delta)
-        if choice.finish_reason is None:
+        if choice.delta is not None and self._take_delta(choice.delta):
+            logger.warning("engine says more than it was asked for", id=self._request_id)
+            self._has_ended, self._reason = True, "length"
+            return True
+        if not choice.finish_reason:  # some say that there is none by an empty text
             return False
         if choice.finish_reason not in (*REASONS, FILTERED):
             raise Broken(f"it ends an answer by {choice.finish_reason}")
@@ -265,6 +273,19 @@ class Asking:
         if self._reason == "stop":
             self._stop_reason = choice.stop_reason
         return True
+
+    def _take_delta(self, delta: Delta) -> bool:
+        """True: it is more than so many tokens can say, and what is too much was left out."""
+        length = length_of(delta)
+        is_too_much = length > self._length_left
+        if is_too_much:
+            delta = clipped(delta, self._length_left)
+        self._length_left -= length
+        if delta.content:
+            content = self._seam.feed(delta.content)
+            delta = Delta(content, delta.reasoning_content, delta.reasoning, delta.tool_calls)
+        self._take_text(delta)
+        return is_too_much
 
     def _take_text(self, delta: Delta) -> None:
         text = self._answer.feed(delta)
@@ -323,6 +344,6 @@ class Asking:
         """
         num_prompt, num_cached = len(self._prompt_token_ids), 0
         if self._usage is not None:
-            num_prompt = max(1, self._usage.prompt_tokens - self._num_before)
+            num_prompt = max(1, self._usage.num_prompt - self._num_before)
             num_cached = min(self._usage.num_cached, num_prompt)
         return TokenCounts(num_prompt, num_cached, self._num_before + self._num_written)
