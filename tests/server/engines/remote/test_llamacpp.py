@@ -279,6 +279,14 @@ async def test_a_request_says_all_that_decides_on_its_tokens(checkpoint: Checkpo
     assert set(body) <= known | {"cache_prompt", "logit_bias"}
 
 
+@pytest.mark.parametrize(("temperature", "top_k"), [(0.0, 1), (0.7, 0)])
+async def test_a_greedy_answer_has_one_token_to_draw_from(
+    checkpoint: Checkpoint, temperature: float, top_k: int
+) -> None:
+    body = (await dialect_of(checkpoint)).call(request(temperature=temperature), "name").body
+    assert body is not None and body["top_k"] == top_k
+
+
 @pytest.mark.parametrize(
     ("form", "schema"),
     [
