@@ -36,6 +36,7 @@ PARTS = {
     "end_to_end/engine/test_remote_group.py": "remote",
     "end_to_end/engine/test_response_deaths.py": "responses",
     "end_to_end/sdks/": "clients",
+    "end_to_end/storm/": "storm",
     "end_to_end/engine/test_call_deaths.py": "forms",
     "end_to_end/engine/test_form_deaths.py": "forms",
     "engine/core/ops/test_levels.py": "levels",

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 from websockets.exceptions import WebSocketException
 
+from tests.end_to_end.clients.counted_words import count_lies
 from tests.end_to_end.frames.client_model import Answer, Frame, is_final
 from tests.end_to_end.oracle.connection_check import SESSION_EVENTS
 from tests.end_to_end.oracle.history import OWNERS
@@ -52,6 +53,11 @@ class Surroundings(Protocol):
     is_over: bool
     tabs: "list[Tab]"
     evicted: set[str]  # sessions that an admin may have evicted
+    words: dict[str, int]  # by response: what it was asked
+    more_ends: frozenset[str]  # how answers may end beside the usual
+
+    def right(self, text: str) -> str:
+        """What the model says where this text is, if its engines may have lied."""
 
     async def token(self, refused: str | None) -> str:
         """The guest's token; another than the one that was refused."""
@@ -96,6 +102,7 @@ class Tab:
     around: Surroundings
     dice: random.Random
     is_guest: bool = False  # a user of their own, whose tokens are revoked now and then
+    to_ask: list[int] = field(default_factory=list)  # words, each of which it asks once
     token: str | None = None
     session: str = ""
     since: float = 0.0  # when the session was made
@@ -262,7 +269,7 @@ class Tab:
         self.num_asked += 1
         self.pending = Question(
             key=f"k{self.num_asked}",
-            word=self.dice.randrange(1, 9_000),
+            word=self.to_ask.pop(),
             num_tokens=self.dice.choice((3, 20, 60, 150)),
             on_busy=self.dice.choice(("reject", "queue", "cancel")),
         )
@@ -282,7 +289,7 @@ class Tab:
         self.num_asked += 1
         self.pending = Question(
             key=f"k{self.num_asked}",
-            word=self.dice.randrange(1, 9_000),
+            word=self.to_ask.pop(),
             num_tokens=self.dice.choice((3, 20, 60)),
             on_busy="queue",
             steers=self.dice.choice(("", self.open[0])),
@@ -296,6 +303,11 @@ class Tab:
                 "response.steer", previous_response_id=question.steers, **named
             )
         return await client.reply("queue.add", session_id=self.session, **named)
+
+    def _begin(self, response: str, question: Question) -> None:
+        """It is known under which response a question is answered."""
+        self.asked[response] = question
+        self.around.words[response] = question.word
 
     async def _look_after(self, client: Client, question: Question) -> None:
         """A stop or a failure has the queue pause: it goes on."""
@@ -313,7 +325,7 @@ class Tab:
             return
         assert reply["status"] == "begun", reply
         self.around.deeds["steer" if question.steers else "queue"] += 1
-        self.asked[reply["response_id"]] = question
+        self._begin(reply["response_id"], question)
         if self.is_queued_hit:
             self.stopped.add(reply["response_id"])
         self.queued = None
@@ -381,7 +393,7 @@ class Tab:
         if created["type"] == "session.deleted":
             return
         question.message = created["response"]["message_id"]
-        self.asked[created["response"]["id"]] = question
+        self._begin(created["response"]["id"], question)
         self.pending = None
 
     async def _watch(self, client: Client, response: str) -> None:
@@ -423,7 +435,7 @@ class Tab:
         self.judged.add(response)
         reason = answer.done["response"]["status_details"]["reason"]
         self.around.ends[reason] += 1
-        allowed = STOPPED if response in self.stopped else ENDS
+        allowed = (STOPPED if response in self.stopped else ENDS) | self.around.more_ends
         if self.session in self.around.evicted:
             allowed = allowed | {"admin_cancelled"}
         if self.around.server.history.may_be_lost(self.since):
@@ -433,10 +445,14 @@ class Tab:
         assert reason in allowed, f"{response} ended {answer.done['response']}"
         if reason == "owner_lost":  # not because an owner took its prompt or text for another's
             assert answer.done["fence"] > OWNERS, answer.done
+        question = self.asked[response]
+        expected = oracle_answer(question.word, question.num_tokens)
+        said = self.around.right(answer.final)
+        self.around.deeds["wrong token shown"] += count_lies(answer.final)
         if reason == "max_output_tokens":
-            question = self.asked[response]
-            expected = oracle_answer(question.word, question.num_tokens)
-            assert answer.final == expected, (answer.final, expected, answer.frames[-8:])
+            assert said == expected, (answer.final, expected, answer.frames[-8:])
+        elif not answer.is_text_unknown:
+            assert expected.startswith(said), (reason, answer.final, expected)
 
     async def _delete(self, client: Client) -> None:
         self.is_deleting = True

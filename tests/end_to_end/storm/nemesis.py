@@ -1,10 +1,11 @@
 """C18: everything goes wrong at once, for minutes, and the history must hold all the same.
 
-`python -m tests.end_to_end.faults.nemesis --seed N --minutes M` starts a Redis, two workers and a
-core, with fault proxies on the links to Redis and on half of the clients' links. Thirty sessions
-ask, stop, delete, lose their connections and come back, while faults are drawn from the seed.
-Rounds end with everything healed and the history checked. The seed repeats what is asked and done,
-in order; what the machine makes of it, and when, differs.
+`python -m tests.end_to_end.storm.nemesis --seed N --minutes M` starts a Redis, two workers and a
+core (`--engines pair`: two cores; `remote`: engines at addresses, which lie as well), with fault
+proxies on the links to Redis and on half of the clients' links. Thirty sessions ask, stop, delete,
+lose their connections and come back, while faults are drawn from the seed. Rounds end with
+everything healed and the history checked. The seed repeats what is asked and done, in order; what
+the machine makes of it, and when, differs.
 """
 
 import argparse
@@ -16,7 +17,7 @@ import signal
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -25,12 +26,15 @@ import httpx2
 import psutil
 import redis as redis_library
 
+from tests.end_to_end.clients.counted_words import FIRST_WORD, LAST_WORD
 from tests.end_to_end.clients.http_client import Http, admin_token
 from tests.end_to_end.clients.tab import Tab
 from tests.end_to_end.oracle.history import HistoryViolated
 from tests.end_to_end.oracle.stored_state import flush_store
 from tests.end_to_end.site.fault_proxy import FaultProxy
 from tests.end_to_end.site.wiring import Wired, wired
+from tests.end_to_end.storm.engines import Site, child_of, hang, site
+from tests.end_to_end.storm.facts import all_told
 from tests.helpers.patience import PATIENCE
 from tests.helpers.redis_topology import wait_for
 from tests.helpers.tiny_model import build_oracle_model
@@ -40,15 +44,21 @@ ROUND_SECONDS = 30.0
 QUIET_SECONDS = 120.0  # after the last fault of a round, until every answer has ended
 REST_SECONDS = 10.0  # after that, until the workers have closed what was opened
 IDLE_DESCRIPTORS = 40  # of a worker without clients; a new one has 22
-CORE_DEATH_SECONDS = 15.0  # between two deaths: starts that fail are counted, and end Parley
 
 
 class Nemesis:
     """Draws faults from a seed and carries them out."""
 
-    def __init__(self, wiring: Wired, clients: FaultProxy, seed: int) -> None:
+    def __init__(
+        self, wiring: Wired, clients: FaultProxy, engines: Site, seed: int, only: Sequence[str]
+    ) -> None:
         self.server = wiring.server
         self.clients = clients
+        self.words: dict[str, int] = {}
+        self.more_ends = engines.more_ends
+        self.right = self.server.history.right = engines.right
+        self.server.history.are_stops_recorded = True
+        self.server.history.counts_requests = engines.counts_requests
         self.ends: Counter[str] = Counter()
         self.deeds: Counter[str] = Counter()
         self.tabs: list[Tab] = []
@@ -60,16 +70,27 @@ class Nemesis:
         self.log: list[str] = []
         self.is_over = False
         self._wiring = wiring
+        self.engines = engines
         self._seed = seed
-        self._core_died_at = 0.0
-        self._began = time.monotonic()
+        self._to_ask: set[int] = set()
+        self._only = only
+        self._deck: list[str] = []  # of faults to come
+        self.began = time.monotonic()
 
     async def round(self, number: int, seconds: float, num_sessions: int) -> None:
         """Faults for so long, then quiet, then the check. Raises AssertionError."""
         self.is_over = False
+        self.words.clear()
         dice = random.Random(f"{self._seed}/{number}")
+        words = dice.sample(range(FIRST_WORD, LAST_WORD), LAST_WORD - FIRST_WORD)
+        self._to_ask = set(words)
         self.tabs = [
-            Tab(self, random.Random(f"{self._seed}/{number}/{tab}"), is_guest=tab % 3 == 2)
+            Tab(
+                self,
+                random.Random(f"{self._seed}/{number}/{tab}"),
+                is_guest=tab % 3 == 2,
+                to_ask=words[tab::num_sessions],
+            )
             for tab in range(num_sessions)
         ]
         living = [asyncio.create_task(tab.live()) for tab in self.tabs]
@@ -91,7 +112,15 @@ class Nemesis:
                 task.cancel()
             await asyncio.gather(*living, return_exceptions=True)
         await asyncio.to_thread(self.server.history.check)
+        await asyncio.to_thread(self._check_engines)
         await asyncio.to_thread(wait_for, self._is_at_rest, REST_SECONDS)
+
+    def _check_engines(self) -> None:
+        """I12, I13: what was told of engines, against what they say themselves."""
+        told = all_told(self.server.history.judged, self.words)
+        asked = self._to_ask.difference(*(tab.to_ask for tab in self.tabs))
+        if violations := list(self.engines.violations(told, asked)):
+            raise HistoryViolated("\n".join(violations[:20]))
 
     def _is_at_rest(self) -> bool:
         """I10: what clients and faults had opened is closed."""
@@ -108,7 +137,7 @@ class Nemesis:
                 print(f"{connection.name}, closed with {connection.close_code}", file=file)
                 for record in connection.records:
                     side = "C" if record.is_request else "S"
-                    seconds = record.time - self._began
+                    seconds = record.time - self.began
                     print(f"  {seconds:7.3f} {side} {record.frame}", file=file)
             file.write(self.server.log(None))
         return path
@@ -124,8 +153,6 @@ class Nemesis:
             "worker killed": self._kill_worker,
             "worker hangs": self._hang_worker,
             "worker leaves": self._drain_worker,
-            "core killed": self._kill_core,
-            "core hangs": self._hang_core,
             "redis killed": self._kill_redis,
             "redis hangs": self._hang_redis,
             "redis flushed": self._flush_redis,
@@ -135,16 +162,21 @@ class Nemesis:
             "session evicted": self._evict,
             "link to redis": self._break_store_link,
             "link to clients": self._break_client_link,
+            **self.engines.faults(self.server),
         }
-        name = dice.choice(sorted(faults))
+        if not self._deck:  # each fault once, before any comes again
+            self._deck = sorted(n for n in faults if any(word in n for word in self._only))
+            dice.shuffle(self._deck)
+        name = self._deck.pop()
         self.faults[name] += 1
-        self.log.append(f"{time.monotonic() - self._began:7.2f} {name}")
+        self.log.append(f"{time.monotonic() - self.began:7.2f} {name}")
         self.server.history.fault(name)
         await faults[name](dice)
 
     async def _heal(self) -> None:
         for proxy in (self._wiring.links, self.clients):
             proxy.command("pass")
+        await self.engines.heal()
         async with asyncio.timeout(QUIET_SECONDS):
             while True:
                 with contextlib.suppress(OSError):
@@ -154,27 +186,15 @@ class Nemesis:
 
     # ---- faults ---------------------------------------------------------------------------------
 
-    def _child(self, dice: random.Random, word: str) -> psutil.Process | None:
-        children = sorted(self.server.children(word), key=lambda child: child.pid)
-        return dice.choice(children) if children else None
-
     async def _kill_worker(self, dice: random.Random) -> None:
-        self._signal(self._child(dice, "server.worker"), signal.SIGKILL)
+        self._signal(child_of(self.server, dice, "server.worker"), signal.SIGKILL)
 
     async def _drain_worker(self, dice: random.Random) -> None:
-        self._signal(self._child(dice, "server.worker"), signal.SIGTERM)
+        self._signal(child_of(self.server, dice, "server.worker"), signal.SIGTERM)
 
     async def _hang_worker(self, dice: random.Random) -> None:
-        await self._hang(self._child(dice, "server.worker"), dice.uniform(0.3, 3.0))
-
-    async def _kill_core(self, dice: random.Random) -> None:
-        now = time.monotonic()
-        if now - self._core_died_at > CORE_DEATH_SECONDS:
-            self._core_died_at = now
-            self._signal(self._child(dice, "engine.core"), signal.SIGKILL)
-
-    async def _hang_core(self, dice: random.Random) -> None:
-        await self._hang(self._child(dice, "engine.core"), dice.uniform(0.3, 1.5))
+        if (worker := child_of(self.server, dice, "server.worker")) is not None:
+            await hang(worker, dice.uniform(0.3, 3.0))
 
     async def _kill_redis(self, dice: random.Random) -> None:
         server = self._wiring.redis
@@ -185,7 +205,7 @@ class Nemesis:
 
     async def _hang_redis(self, dice: random.Random) -> None:
         assert self._wiring.redis.pid is not None
-        await self._hang(psutil.Process(self._wiring.redis.pid), dice.uniform(0.2, 3.0))
+        await hang(psutil.Process(self._wiring.redis.pid), dice.uniform(0.2, 3.0))
 
     async def _flush_scripts(self, dice: random.Random) -> None:
 
@@ -264,15 +284,6 @@ class Nemesis:
         proxy.command("pass")
 
     @staticmethod
-    async def _hang(process: psutil.Process | None, seconds: float) -> None:
-        if process is None:
-            return
-        with contextlib.suppress(psutil.NoSuchProcess):
-            process.suspend()
-            await asyncio.sleep(seconds)
-            process.resume()
-
-    @staticmethod
     def _signal(process: psutil.Process | None, number: signal.Signals) -> None:
         if process is not None:
             with contextlib.suppress(psutil.NoSuchProcess):
@@ -285,31 +296,42 @@ async def run(
     minutes: float,
     num_sessions: int = NUM_SESSIONS,
     round_seconds: float = ROUND_SECONDS,
+    engines: str = "core",
+    planted: str | None = None,
+    only: Sequence[str] = ("",),
 ) -> Nemesis:
-    """Rounds for so long. Raises AssertionError with what was violated."""
-    print(f"nemesis: seed {seed}", flush=True)
+    """Rounds for so long. Raises AssertionError with what was violated.
+
+    `planted` is a PYTHONPATH for the server, with what makes that lie; of the faults those come
+    whose names hold one of `only`.
+    """
+    print(f"nemesis: seed {seed}, engines {engines}", flush=True)
     environment = {"PARLEY_TESTING": "1", "PARLEY_PACE": "60", "PARLEY_LOG_FORMAT": "text"}
-    with wired(model, **environment) as wiring:
-        address = urlsplit(wiring.server.url).netloc
-        with FaultProxy(address) as clients:
-            nemesis = Nemesis(wiring, clients, seed)
-            wiring.server.history.are_stops_recorded = True
-            deadline = time.monotonic() + minutes * 60
-            number = 0
-            while time.monotonic() < deadline:
-                number += 1
-                try:
-                    await nemesis.round(number, round_seconds, num_sessions)
-                except BaseException as error:
-                    path = nemesis.save_history(isinstance(error, HistoryViolated))
-                    print(f"nemesis: seed {seed}, round {number}, all that happened: {path}")
-                    raise
-                print(
-                    f"nemesis: round {number} holds;"
-                    f" answers {dict(nemesis.ends)}, faults {dict(nemesis.faults)},"
-                    f" deeds {dict(nemesis.deeds)}",
-                    flush=True,
-                )
+    with contextlib.ExitStack() as stack:
+        there = stack.enter_context(site(engines, model, seed))
+        environment["PARLEY_ENGINES"] = there.setting
+        if planted is not None:
+            environment["PYTHONPATH"] = planted
+        wiring = stack.enter_context(wired(model, **environment))
+        clients = stack.enter_context(FaultProxy(urlsplit(wiring.server.url).netloc))
+        nemesis = Nemesis(wiring, clients, there, seed, only)
+        deadline = time.monotonic() + minutes * 60
+        number = 0
+        while time.monotonic() < deadline:
+            number += 1
+            try:
+                await nemesis.round(number, round_seconds, num_sessions)
+            except BaseException as error:
+                path = nemesis.save_history(isinstance(error, HistoryViolated))
+                print(f"nemesis: seed {seed}, round {number}, all that happened: {path}")
+                print(f"{type(error).__name__}: {error}", flush=True)
+                raise
+            print(
+                f"nemesis: round {number} holds after {time.monotonic() - nemesis.began:.0f} s;"
+                f" answers {dict(nemesis.ends)}, faults {dict(nemesis.faults)},"
+                f" of engines {dict(there.happened)}, deeds {dict(nemesis.deeds)}",
+                flush=True,
+            )
     return nemesis
 
 
@@ -318,10 +340,11 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(2**32))
     parser.add_argument("--minutes", type=float, default=1.0)
     parser.add_argument("--sessions", type=int, default=NUM_SESSIONS)
-    arguments = parser.parse_args()
+    parser.add_argument("--engines", choices=("core", "pair", "remote"), default="core")
+    given = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="nemesis-") as folder:
         model = build_oracle_model(Path(folder) / "model")
-        asyncio.run(run(model, arguments.seed, arguments.minutes, arguments.sessions))
+        asyncio.run(run(model, given.seed, given.minutes, given.sessions, engines=given.engines))
 
 
 if __name__ == "__main__":

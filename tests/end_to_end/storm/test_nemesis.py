@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.end_to_end.faults import nemesis
+from tests.end_to_end.storm import nemesis
 
 
 async def hold(model: Path, **arguments: float) -> None:

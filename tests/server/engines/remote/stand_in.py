@@ -148,11 +148,11 @@ class StandIn:
             return
         route = self.routes().get(path)
         if route is None:
-            _whole(writer, 404, b'{"error":{"message":"no such route"}}')
+            whole_reply(writer, 404, b'{"error":{"message":"no such route"}}')
         elif isinstance(reply := route(body), int):
-            _whole(writer, reply, b'{"error":{"message":"planted"}}')
+            whole_reply(writer, reply, b'{"error":{"message":"planted"}}')
         else:
-            _whole(writer, 200, orjson.dumps(reply))
+            whole_reply(writer, 200, orjson.dumps(reply))
         await writer.drain()
 
     async def _answer(
@@ -166,7 +166,7 @@ class StandIn:
             await reader.read()
             return
         if fault.isdigit():
-            _whole(writer, int(fault), b'{"error":{"message":"planted","type":"planted"}}')
+            whole_reply(writer, int(fault), b'{"error":{"message":"planted","type":"planted"}}')
             return
         if fault == "redirect":
             head = b"HTTP/1.1 307 Temporary Redirect\r\nLocation: http://127.0.0.1:1/\r\n"
@@ -174,7 +174,7 @@ class StandIn:
             return
         if not body.get("stream"):
             ids = self._ids(body)
-            _whole(writer, 200, orjson.dumps(self.last_event(body, ids, "length")))
+            whole_reply(writer, 200, orjson.dumps(self.last_event(body, ids, "length")))
             return
         kind = b"text/html" if fault == "text/html" else b"text/event-stream"
         head = b"HTTP/1.1 200 OK\r\nContent-Type: " + kind + b"; charset=utf-8\r\n"
@@ -189,11 +189,11 @@ class StandIn:
                 if writer.is_closing():
                     break
                 if number == 3 and fault == "half a frame":
-                    _chunk(writer, event[: len(event) // 2])
+                    chunk(writer, event[: len(event) // 2])
                 if number == 3 and fault in ("half a frame", "cut"):
                     writer.transport.close()
                     break
-                _chunk(writer, event)
+                chunk(writer, event)
                 await writer.drain()
             else:
                 writer.write(b"0\r\n\r\n")
@@ -364,7 +364,7 @@ class SGLangStandIn(StandIn):
         return {"text": "", "output_ids": list(shown), "meta_info": about}
 
 
-def _whole(writer: asyncio.StreamWriter, status: int, content: bytes) -> None:
+def whole_reply(writer: asyncio.StreamWriter, status: int, content: bytes) -> None:
     head = f"HTTP/1.1 {status} Planted\r\nContent-Type: application/json; charset=utf-8\r\n"
     writer.write(f"{head}Content-Length: {len(content)}\r\n\r\n".encode() + content)
 
@@ -373,5 +373,5 @@ def event_of(content: dict[str, Any]) -> bytes:
     return b"data: " + orjson.dumps(content) + b"\n\n"
 
 
-def _chunk(writer: asyncio.StreamWriter, content: bytes) -> None:
+def chunk(writer: asyncio.StreamWriter, content: bytes) -> None:
     writer.write(b"%x\r\n%s\r\n" % (len(content), content))

@@ -1,0 +1,55 @@
+"""The nemesis with engines that die, hang and lie. A failure prints the seed that repeats it."""
+
+import os
+import random
+from pathlib import Path
+
+import pytest
+
+from tests.end_to_end.storm import nemesis, planted_lies
+from tests.end_to_end.storm.counting_engine import NO_SUCH_TOKEN, SLOW
+from tests.end_to_end.storm.engines import DEATHS, FAULTS
+
+pytestmark = [pytest.mark.slow, pytest.mark.row("C23")]
+MINUTES = {"pair": 6.0, "remote": 14.0}
+
+
+def seed() -> int:
+    return int(os.environ.get("PARLEY_NEMESIS_SEED") or random.SystemRandom().randrange(2**32))
+
+
+async def test_the_history_holds_through_deaths_and_hangs_of_two_cores(oracle_model: Path) -> None:
+    done = await nemesis.run(oracle_model, seed(), MINUTES["pair"], engines="pair")
+    assert done.engines.happened.keys() == {"core killed", "core hangs"}
+    assert done.ends["max_output_tokens"] > 0
+
+
+async def test_the_history_holds_through_engines_that_die_hang_and_lie(oracle_model: Path) -> None:
+    done = await nemesis.run(oracle_model, seed(), MINUTES["remote"], engines="remote")
+    assert {name for name in FAULTS if not done.engines.happened[name]} == set()
+    assert done.ends["max_output_tokens"] > 0
+
+
+@pytest.mark.parametrize(
+    ("lie", "fault", "found"),
+    [
+        ("forget_a_token", "answer cut", r"t\d{5} |I1 |I13 "),
+        ("believe_everything", NO_SUCH_TOKEN, r"t\d{5} |I1 "),
+        ("confirm_every_stop", SLOW, "I12 .* is said to be released"),
+        ("tell_no_restart", DEATHS, "I12 .* tells no restart"),
+    ],
+)
+async def test_what_parley_gets_wrong_is_seen(
+    oracle_model: Path, tmp_path: Path, lie: str, fault: str, found: str
+) -> None:
+    planted = planted_lies.plant(tmp_path, lie)
+    with pytest.raises(AssertionError, match=found):
+        await nemesis.run(
+            oracle_model,
+            seed(),
+            minutes=3.0,
+            num_sessions=12,
+            engines="remote",
+            planted=planted,
+            only=[fault],
+        )
