@@ -150,6 +150,14 @@ class EngineStatus:
         """The core's load, at most a second old while it is well."""
         return self._client.stats
 
+    @property
+    def heard_at(self) -> float | None:
+        """When the core last said how it is, by `time.monotonic()`: each second while it is well.
+
+        None where nothing but `core_state` tells.
+        """
+        return self._client.heard_at
+
     async def metrics(self) -> dict[str, Any]:
         """The core's counters; `EngineDeadError` if there is no core to ask."""
         values: dict[str, Any] = await self._call("metrics")

@@ -20,7 +20,8 @@ class Intervals(msgspec.Struct, frozen=True, kw_only=True):
     promotion: float = 1.0  # between two looks whether an answer's turn has come
     consent: float = 300.0  # for a user to say whether a call of a tool may run
     repeat: float = 10.0  # that a call whose client has gone waits for its repeat
-    heartbeat: float = 3.0  # of a worker, in the store
+    report: float = 0.5  # between two of a worker's signs of life, with its figures, in the store
+    heartbeat: float = 3.0  # between two looks who else gives some
     heartbeat_late: float = 8.0  # after so long a silence operators see the worker as missing
     heartbeat_life: float = 15.0  # a worker that was silent for so long is not there
     ping: float = 20.0  # between two pings of a websocket, and until its pong must be here
@@ -41,6 +42,7 @@ SHORTENED = Intervals(
     promotion=0.2,
     consent=30.0,
     repeat=1.0,
+    report=0.3,
     heartbeat=0.3,
     heartbeat_late=1.0,
     heartbeat_life=1.5,

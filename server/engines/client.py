@@ -226,6 +226,13 @@ class EngineClient(Protocol):
     def stats(self) -> EngineLoad | None:
         """None as long as nothing is known."""
 
+    @property
+    def heard_at(self) -> float | None:
+        """When it last said how it is, by `time.monotonic()`: each second while it is well.
+
+        None where nothing but `core_state` tells.
+        """
+
     async def metrics(self) -> dict[str, Any]:
         """Counters by name. Raises `EngineDeadError`."""
 

@@ -293,6 +293,10 @@ class OnDemandEngine:
     def stats(self) -> EngineLoad | None:
         return None if self._joined is None else self._joined.stats
 
+    @property
+    def heard_at(self) -> float | None:
+        return None if self._joined is None else self._joined.heard_at
+
     def get_tokenizer(self) -> EngineTokenizer:
         return self._engine.get_tokenizer()
 

@@ -53,6 +53,7 @@ class Health:
         self._on_refused = on_refused
         self._on_change = on_change
         self._wrote_at = self._looked_at = float("-inf")
+        self.store_heard_at = time.monotonic()  # when Redis was last found well
         self.state: dict[str, str] = {
             "store": "ok" if store.is_verified else "unavailable",
             "engine": "unavailable",  # it is loading
@@ -105,6 +106,7 @@ class Health:
         if self.state["store"] != "ok" or now - self._wrote_at >= WRITE_SECONDS:
             await self._store.check_writes()
             self._wrote_at = now
+        self.store_heard_at = time.monotonic()
         if now - self._looked_at >= self._intervals.settings:
             self._looked_at = now
             self._take_faults(await self._store.find_faults())

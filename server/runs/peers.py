@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import random
+import time
 from collections.abc import Callable, Collection, Mapping
 
 import structlog
@@ -24,12 +25,15 @@ class Peers:
         replica: str,
         figures: Callable[[], Figures],
         *,
-        interval_seconds: float,
+        report_seconds: float,
+        look_seconds: float,
     ) -> None:
         self.replicas = replicas
         self._replica = replica
         self._figures = figures
-        self._interval_seconds = interval_seconds
+        self._report_seconds = report_seconds
+        self._look_seconds = look_seconds
+        self._looked_at = float("-inf")
         self._others: list[Replica] = []
         self._news = asyncio.Event()
 
@@ -49,6 +53,7 @@ class Peers:
     async def beat(self) -> None:
         """Give a sign of life and look who else did. Raises `StoreUnavailable`."""
         await self.replicas.beat(self._replica, self._figures())
+        self._looked_at = time.monotonic()
         everybody = await self.replicas.all()
         self._others = [replica for replica in everybody if replica.id != self._replica]
 
@@ -60,13 +65,17 @@ class Peers:
         while True:
             self._news.clear()
             try:
-                await self.beat()
+                # With many workers, a look costs each of them more than a report.
+                if time.monotonic() - self._looked_at >= self._look_seconds:
+                    await self.beat()
+                else:
+                    await self.replicas.beat(self._replica, self._figures())
             except StoreUnavailable:
                 pass  # `Health` tells
             except Exception:
                 logger.exception("heartbeat failed")
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._interval_seconds):
+                async with asyncio.timeout(self._report_seconds):
                     await self._news.wait()
 
     async def forget(self, replica: str) -> None:

@@ -191,12 +191,18 @@ class Worker:
             "queued_responses": sum(run.status == "queued" for run in self.runs.all()),
             "engine": self.health.state["engine"],
             "engine_since": self.health.since["engine"],
+            "engine_heard_ms": self._engine_heard_ms(),
             "engine_running": stats.num_running if stats else 0,
             "engine_waiting": stats.num_waiting if stats else 0,
             "kv_blocks_total": stats.num_blocks_total if stats else 0,
             "kv_blocks_free": stats.num_blocks_free if stats else 0,
             "engine_sleeping": int(stats.is_sleeping) if stats else 0,
         }
+
+    def _engine_heard_ms(self) -> int:
+        """Since the last sign of life of the default model's engine; 0 if it gives none unasked."""
+        heard_at = self.models.default_engine.heard_at
+        return 0 if heard_at is None else int((time.monotonic() - heard_at) * 1000)
 
     async def drain(self, seconds: float, hurry: asyncio.Event, *, is_crash: bool) -> None:
         """Tell clients to come back elsewhere, let answers finish, close every socket with 1012.

@@ -130,7 +130,13 @@ def build_others(given: Given, figures: Callable[[], Figures]) -> Others:
     )
     samples = Samples(store.client, store.keys)
     return Others(
-        peers=Peers(replicas, config.replica, figures, interval_seconds=intervals.heartbeat),
+        peers=Peers(
+            replicas,
+            config.replica,
+            figures,
+            report_seconds=intervals.report,
+            look_seconds=intervals.heartbeat,
+        ),
         recorder=Recorder(samples, given.metrics, given.models, figures, config.replica),
     )
 

@@ -7,6 +7,7 @@ from server.api.account.presets import PresetOperations
 from server.api.admin.actions import Admin
 from server.api.admin.adapters import AdminAdapterOperations
 from server.api.admin.engines import AdminEngineOperations
+from server.api.admin.health import AdminHealthOperations
 from server.api.admin.models import AdminModelOperations
 from server.api.admin.sessions import AdminSessionOperations
 from server.api.admin.users import AdminUserOperations
@@ -28,7 +29,6 @@ from server.api.rest.responses import ResponseOperations
 from server.api.rest.sessions import SessionOperations
 from server.api.shares.operations import ShareOperations
 from server.api.tools.operations import ToolOperations
-from server.commands.services import Services
 
 
 def operations(context: ApiContext) -> list[Operation]:
@@ -52,15 +52,17 @@ def operations(context: ApiContext) -> list[Operation]:
         *completions(context).operations(),
         *Embeddings(context).operations(),
         *ConversationOperations(context).operations(),
-        *admin_operations(context.services),
+        *admin_operations(context),
     ]
     return listed
 
 
-def admin_operations(services: Services) -> list[Operation]:
+def admin_operations(context: ApiContext) -> list[Operation]:
     """What an admin can do beyond that, under `/v1/admin`."""
+    services = context.services
     admin = Admin(services)
     return [
+        *AdminHealthOperations(context, admin).operations(),
         *AdminSessionOperations(admin, services.store).operations(),
         *AdminUserOperations(admin, services.store).operations(),
         *AdminReplicaOperations(admin, services.store).operations(),

@@ -83,6 +83,10 @@ class CoreClient:
         return self.link.stats
 
     @property
+    def heard_at(self) -> float | None:
+        return self.link.heard_at
+
+    @property
     def has_died(self) -> bool:
         """Whether it is over for good, even if the event loop does not know yet."""
         if self.dead_error is not None:

@@ -67,6 +67,7 @@ class CoreConnection:
         self.ready: Ready | None = None  # of the core we are joined to
         self.stats: SchedulerStats | None = None
         self.last_beat = 0.0  # time.monotonic() of the step loop's last known round
+        self.heard_at: float | None = None  # time.monotonic() of the core's last pong
         self._listener: weakref.ref[CoreListener] | None = None
         self._reconnect = reconnect
         self._stall_seconds = stall_seconds
@@ -257,7 +258,7 @@ class CoreConnection:
         elif self.state is CoreState.DEAD and not self._reconnect:
             return
         self.ready = ready
-        self.last_beat = time.monotonic()
+        self.last_beat = self.heard_at = time.monotonic()
         if self._watch(ready):
             self._set_state(CoreState.READY, "")
         else:  # it was an old answer
@@ -297,6 +298,7 @@ class CoreConnection:
             self._lose("the engine core was restarted")
             return
         self.stats = pong.stats or self.stats
+        self.heard_at = time.monotonic()
         self._on_beat(pong.loop_age_seconds)
 
     def _on_beat(self, age_seconds: float) -> None:

@@ -62,6 +62,13 @@ class CoreLink(Protocol):
         """Its load, as far as that is known."""
 
     @property
+    def heard_at(self) -> float | None:
+        """When it last said how it is, by `time.monotonic()`: each second while it is well.
+
+        None where only `state` tells.
+        """
+
+    @property
     def exactness(self) -> Exactness:
         """What becomes of an answer when the core dies and is joined again."""
 

@@ -172,6 +172,7 @@ def _wire(model: str, one: EngineFigures) -> dict[str, object]:
         "waiting": one.num_waiting,
         "kv_blocks": one.num_blocks,
         "kv_blocks_free": one.num_blocks_free,
+        "exactness": None if one.exactness is None else one.exactness.value,
     }
     return {
         "name": one.name,

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Literal, Self
 
 from server.config.models import EngineStatus
+from server.engines.client import Exactness
 from server.engines.placement.member import Member
 
 # The last three: it has failed too often of late; it is made ready; it cannot be.
@@ -28,6 +29,8 @@ class EngineFigures:
     num_waiting: int | None = None
     num_blocks: int | None = None
     num_blocks_free: int | None = None
+    exactness: Exactness | None = None  # of what it has begun, when it dies
+    heard_at: float | None = None  # `EngineClient.heard_at`
 
     @classmethod
     def of(cls, status: EngineStatus, member: Member | None) -> Self:
@@ -49,6 +52,8 @@ class EngineFigures:
             num_waiting=None if stats is None else stats.num_waiting,
             num_blocks=None if stats is None else stats.num_blocks_total,
             num_blocks_free=None if stats is None else stats.num_blocks_free,
+            exactness=member.engine.exactness,
+            heard_at=member.engine.heard_at,
         )
 
 

@@ -206,6 +206,12 @@ class EngineGroup:
         known = [stats for member in self.members if (stats := member.engine.stats) is not None]
         return GroupLoad.of(known) if known else None
 
+    @property
+    def heard_at(self) -> float | None:
+        """The last word of any."""
+        heard = [at for member in self.members if (at := member.engine.heard_at) is not None]
+        return max(heard, default=None)
+
     async def metrics(self) -> dict[str, Any]:
         asked = [member.engine.metrics() for member in self.members if member.engine.is_ready]
         found = await asyncio.gather(*asked, return_exceptions=True)

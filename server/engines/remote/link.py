@@ -89,6 +89,7 @@ class RemoteLink:
         self.state = CoreState.CONNECTING
         self.ready: Ready | None = None
         self.stats: SchedulerStats | None = None
+        self.heard_at: float | None = None  # it is asked now and then: `state` tells what of that
         self.problem: str | None = None  # why it is not joined
         self._address = address
         self._dialect = dialect

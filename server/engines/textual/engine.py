@@ -239,6 +239,10 @@ class TextEngine:
     def stats(self) -> EngineLoad | None:
         return TextLoad(len(self._open))
 
+    @property
+    def heard_at(self) -> None:
+        """Its host is asked now and then: what came of that is in `core_state`."""
+
     async def metrics(self) -> dict[str, Any]:
         return {"running": len(self._open), **self._counts}
 

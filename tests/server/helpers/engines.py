@@ -61,6 +61,7 @@ class IdleEngine:
     core_state = CoreState.READY
     exactness = Exactness.EXACT
     stats: EngineLoad | None = None
+    heard_at: float | None = None
 
     def __init__(self, max_model_len: int = 128, tokenizer: EngineTokenizer | None = None) -> None:
         self.model_config = ModelConfig(max_model_len)

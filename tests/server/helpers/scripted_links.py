@@ -42,6 +42,7 @@ class ScriptedLink:
         self.state = CoreState.READY
         self.ready: Ready | None = ready(1)
         self.stats: SchedulerStats | None = None
+        self.heard_at: float | None = None
         self.sent: list[AddRequest] = []
         self.aborted: list[str] = []
         self.can_send = True

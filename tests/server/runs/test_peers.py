@@ -15,8 +15,11 @@ from tests.helpers.patience import PATIENCE
 def peers(store: SessionStore, name: str, model: str = "same") -> tuple[Peers, dict[str, int]]:
     state = {"draining": 0}
     replicas = Replicas(store.client, store.keys)
-    figures = {"model_fingerprint": model}
-    return Peers(replicas, name, lambda: {**figures, **state}, interval_seconds=3), state
+
+    def figures() -> dict[str, str | int | float]:
+        return {"model_fingerprint": model, **state}
+
+    return Peers(replicas, name, figures, report_seconds=1, look_seconds=3), state
 
 
 async def test_others_are_known_and_oneself_is_none(store: SessionStore) -> None:
@@ -74,7 +77,7 @@ async def test_a_change_that_matters_is_announced_before_the_next_sign_of_life_i
         return {"engine": engine}
 
     replicas = Replicas(store.client, store.keys)
-    peers = Peers(replicas, "w1", figures, interval_seconds=2 * PATIENCE)
+    peers = Peers(replicas, "w1", figures, report_seconds=2 * PATIENCE, look_seconds=3)
     beating = asyncio.create_task(peers.beat_forever())
     async with asyncio.timeout(PATIENCE):
         assert await announced.get() == "ok"
