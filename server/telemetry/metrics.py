@@ -260,9 +260,12 @@ class Metrics:
         """What has grown since the start: (`count`, what) and (histogram, its bucket's bound)."""
         found: dict[tuple[str, str], float] = {
             ("count", "tokens_discarded_after_stop"): _value(self._discarded),
+            ("count", "errors"): _value(self._errors),
             **{("count", f"closes.{code}"): n for (code,), n in _by_label(self._closes)},
         }
         for (status, reason), number in _by_label(self._responses):
+            ended = ("count", f"responses.{status}")
+            found[ended] = found.get(ended, 0.0) + number
             if status == "cancelled":
                 found["count", f"stops.{reason}"] = number
         for name, histogram in (

@@ -1,6 +1,7 @@
 """The recent past of all workers: each stores samples of its figures, a reader adds them up.
 
-A sample holds the state at its moment, and what has happened since the sample before.
+A sample holds the state at its moment, and what has happened since the sample before. Those of the
+longest spans are made of the samples of a day: each grows until its step is over.
 """
 
 import asyncio
@@ -19,11 +20,16 @@ from sessions.model.errors import StoreUnavailable
 logger = structlog.get_logger("server")
 
 STEP_SECONDS: dict[Span, int] = {"15m": 10, "24h": 300}  # between two samples, and two points
+LONG_STEP_SECONDS: dict[Span, int] = {"7d": 1800, "30d": 7200}  # between two points
+SOURCE: Span = "24h"  # of the long spans
+MAX_AT_ONCE = 100  # samples, or points, in one turn of the event loop
 SUMMED = ("connections", "active_responses", "queued_responses")
 # A core's figures, which each worker of its host has: name in a sample → counter of the core.
 CORE_COUNTS = {
     "prefill_tokens_per_s": "prompt_tokens_total",
     "decode_tokens_per_s": "generation_tokens_total",
+    "cache_hits_per_s": "prefix_cache_hits_total",
+    "cache_queries_per_s": "prefix_cache_queries_total",
 }
 PERCENTILES = {"ttft_ms": (50, 95, 99), "inter_token_ms": (50, 99), "stop_ms": (50, 99)}
 
@@ -64,6 +70,7 @@ class Recorder:
         self._models = models
         self._figures = figures
         self._replica = replica
+        self._long = [LongSpan(samples, span) for span in LONG_STEP_SECONDS]
 
     async def record_forever(self) -> None:
         await asyncio.gather(*(self._record_span(span) for span in STEP_SECONDS))
@@ -80,20 +87,25 @@ class Recorder:
                 sample = self._sample(totals, before, now - measured_at)
                 before, measured_at = totals, now
                 pending = sample.at, msgspec.json.encode(sample)
+                longer = self._long if span == SOURCE else ()
+                for long in longer:
+                    long.take(sample)
                 await self._samples.add(span, *pending)
                 pending = None
+                for long in longer:
+                    await long.store()
             except StoreUnavailable:
                 pass  # `Health` reports it
             except Exception:
                 logger.exception("sample not stored")
-            await asyncio.sleep(STEP_SECONDS[span])
+            await asyncio.sleep(_seconds_to_next(STEP_SECONDS[span]))
 
     async def _totals(self) -> Totals:
         """Everything that only grows."""
         totals = self._metrics.totals()
         for model, core in (await self._models.metrics()).items():
             for name, key in CORE_COUNTS.items():
-                totals["core", f"{name} {model}"] = float(core[key])
+                totals["core", f"{name} {model}"] = float(core.get(key, 0))
         return totals
 
     def _sample(self, totals: Totals, before: Totals, seconds: float) -> Sample:
@@ -124,22 +136,104 @@ class Recorder:
         )
 
 
+def _seconds_to_next(step_seconds: int) -> float:
+    """Until the next step begins: samples that come late would leave a step without any."""
+    return step_seconds - time.time() % step_seconds if step_seconds else 0.0
+
+
+class LongSpan:
+    """One worker's samples of a long span: one for each step, which grows."""
+
+    def __init__(self, samples: Samples, span: Span) -> None:
+        self._samples = samples
+        self._span = span
+        self._step_ms = LONG_STEP_SECONDS[span] * 1000
+        self._growing: Sample | None = None
+        self._bodies: set[bytes] = set()  # of the same sample as it was, perhaps stored
+
+    def take(self, sample: Sample) -> None:
+        """Count one more sample in."""
+        before = self._growing
+        if before is None or before.at // self._step_ms != sample.at // self._step_ms:
+            self._bodies.clear()
+            self._growing = sample
+        else:
+            self._growing = joined(before, sample)
+
+    async def store(self) -> None:
+        """Store it as it is now, instead of as it was. Raises `StoreUnavailable`: say it again."""
+        if self._growing is None:
+            return
+        body = msgspec.json.encode(self._growing)
+        outdated, self._bodies = self._bodies - {body}, self._bodies | {body}
+        await self._samples.add(self._span, self._growing.at, body, replacing=outdated)
+        self._bodies = {body}
+
+
+def joined(one: Sample, other: Sample) -> Sample:
+    """Both as one: `now` is their mean, by their seconds."""
+    seconds = one.seconds + other.seconds
+    share = other.seconds / seconds if seconds else 1.0
+    now = {
+        name: round(value * share + one.now.get(name, value) * (1 - share), 4)
+        for name, value in other.now.items()
+    }
+    return Sample(
+        at=other.at,
+        replica=other.replica,
+        host=other.host,
+        seconds=round(seconds, 3),
+        now=now,
+        counts=_sum(one.counts, other.counts),
+        core=_sum(one.core, other.core),
+        times={
+            name: _sum(one.times.get(name, {}), other.times.get(name, {}))
+            for name in {**one.times, **other.times}
+        },
+    )
+
+
+def _sum(one: Mapping[str, float], other: Mapping[str, float]) -> dict[str, float]:
+    return {name: one.get(name, 0.0) + other.get(name, 0.0) for name in {**one, **other}}
+
+
 async def read_series(samples: Samples, span: Span) -> tuple[list[int], Series]:
     """The moments (ms) of a span, and for each series one value for each of them.
 
     None where nothing was measured. Workers are added up, and so are cores, one for each host.
     """
-    step_ms = STEP_SECONDS[span] * 1000
+    is_long = span in LONG_STEP_SECONDS
+    step_ms = (LONG_STEP_SECONDS if is_long else STEP_SECONDS)[span] * 1000
     last = time.time_ns() // 1_000_000 // step_ms * step_ms
     first = last - SPAN_MS[span] + step_ms
     points: dict[int, list[Sample]] = {}
-    for body in await samples.since(span, first - 1):
+    for number, body in enumerate(await samples.since(span, first - 1)):
+        if number % MAX_AT_ONCE == 0:
+            await asyncio.sleep(0)  # answers come first
         sample = msgspec.json.decode(body, type=Sample)
         points.setdefault(sample.at // step_ms * step_ms, []).append(sample)
     moments = list(range(first, last + 1, step_ms))
-    values = [point_of(points[at]) if at in points else {} for at in moments]
+    value_of = long_point_of if is_long else point_of
+    values = []
+    for number, at in enumerate(moments):
+        if number % MAX_AT_ONCE == 0:
+            await asyncio.sleep(0)
+        values.append(value_of(points[at]) if at in points else {})
     names = sorted({name for point in values for name in point})
     return moments, {name: [point.get(name) for point in values] for name in names}
+
+
+def long_point_of(samples: Sequence[Sample]) -> dict[str, float]:
+    """The same of a long step, in which workers come and go: each counts by its time there."""
+    newest = {sample.replica: sample for sample in samples}
+    begin = min(sample.at - sample.seconds * 1000 for sample in newest.values())
+    covered = max(1.0, max(sample.at for sample in newest.values()) - begin) / 1000
+    weighted = []
+    for sample in newest.values():
+        share = min(1.0, sample.seconds / covered)
+        summed = {name: sample.now.get(name, 0.0) * share for name in SUMMED}
+        weighted.append(msgspec.structs.replace(sample, now={**sample.now, **summed}))
+    return point_of(weighted)
 
 
 def point_of(samples: Sequence[Sample]) -> dict[str, float]:
@@ -158,6 +252,8 @@ def point_of(samples: Sequence[Sample]) -> dict[str, float]:
     for core in cores.values():
         _add(point, core)
     point["kv_usage"] /= len(cores)
+    if point["cache_queries_per_s"] > 0:
+        point["cache_hit_ratio"] = point["cache_hits_per_s"] / point["cache_queries_per_s"]
     for sample in samples:
         _add(point, sample.counts)
         for name, bounds in sample.times.items():

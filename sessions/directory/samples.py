@@ -1,19 +1,26 @@
 """Samples: what each worker measured lately, from which any worker can draw the recent past.
 
-Two spans are kept, a short one in fine steps and a day in coarse ones. The next sample of any
-worker removes older ones. The content is the caller's.
+A short span is kept in fine steps, and longer ones in coarser steps. The next sample of any worker
+removes those that are too old for their span. The content is the caller's.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Final, Literal
 
-from sessions.connection.client import RedisClient
+from sessions.connection.client import Command, RedisClient
 from sessions.model.keys import Keys
 
-Span = Literal["15m", "24h"]
+Span = Literal["15m", "24h", "7d", "30d"]
 
-SPAN_MS: Final[dict[Span, int]] = {"15m": 900_000, "24h": 86_400_000}
+DAY_MS: Final = 86_400_000
+SPAN_MS: Final[dict[Span, int]] = {
+    "15m": 900_000,
+    "24h": DAY_MS,
+    "7d": 7 * DAY_MS,
+    "30d": 30 * DAY_MS,
+}
 
 
 class Samples:
@@ -23,10 +30,17 @@ class Samples:
         self._client = client
         self._keys = keys
 
-    async def add(self, span: Span, at: int, body: bytes) -> None:
-        """Keep a sample of that moment (ms since 1970). The same one again changes nothing."""
+    async def add(
+        self, span: Span, at: int, body: bytes, *, replacing: Collection[bytes] = ()
+    ) -> None:
+        """Keep a sample of that moment (ms since 1970), instead of others where there are any.
+
+        The same one again changes nothing.
+        """
         key = self._keys.samples(span)
+        outdated: list[Command] = [("ZREM", key, *replacing)] if replacing else []
         await self._client.calls(
+            *outdated,
             ("ZADD", key, at, body),
             ("ZREMRANGEBYSCORE", key, "-inf", at - SPAN_MS[span]),
             ("PEXPIRE", key, SPAN_MS[span]),

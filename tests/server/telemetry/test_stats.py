@@ -14,8 +14,17 @@ from server.engines.client import ServedModel
 from server.engines.models import Models
 from server.telemetry import stats
 from server.telemetry.metrics import Metrics
-from server.telemetry.stats import Recorder, Sample, percentile_ms, point_of, read_series
+from server.telemetry.stats import (
+    LongSpan,
+    Recorder,
+    Sample,
+    long_point_of,
+    percentile_ms,
+    point_of,
+    read_series,
+)
 from sessions.directory.samples import Samples
+from sessions.model.errors import StoreUnavailable
 from sessions.store.store import SessionStore
 from tests.helpers.patience import PATIENCE
 from tests.server.helpers.engines import IdleEngine
@@ -84,6 +93,7 @@ async def test_a_recorder_stores_what_is_the_case_and_what_has_happened(
         await stored(samples, 1)
         metrics.count_response("cancelled", "client_cancelled")
         metrics.count_close(1000)
+        metrics.count_error("rate_limited")
         metrics.observe_stop(0.003, 7)
         core.generated += 40
         found = await stored(samples, 5)
@@ -98,6 +108,8 @@ async def test_a_recorder_stores_what_is_the_case_and_what_has_happened(
         for name, number in {**one.counts, **one.core}.items():
             happened[name] = happened.get(name, 0) + number
     assert happened == {
+        "responses.cancelled": 1,
+        "errors": 1,
         "stops.client_cancelled": 1,
         "closes.1000": 1,
         "tokens_discarded_after_stop": 7,
@@ -127,6 +139,81 @@ async def test_a_series_has_one_value_or_none_for_each_step(store: SessionStore)
     assert all(len(values) == 90 for values in series.values())
     moments, series = await read_series(samples, "24h")
     assert (len(moments), series) == (288, {})
+
+
+def test_of_what_was_looked_up_in_the_cache_a_share_was_found() -> None:
+    asked = {"cache_queries_per_s": 400.0, "cache_hits_per_s": 100.0}
+    assert point_of([sample("a", core=asked)])["cache_hit_ratio"] == 0.25
+    assert "cache_hit_ratio" not in point_of([sample("a")])  # nobody asked
+
+
+async def test_a_long_step_is_one_sample_of_each_worker_that_grows(store: SessionStore) -> None:
+    samples = Samples(store.client, store.keys)
+    long = LongSpan(samples, "30d")
+    step_ms = stats.LONG_STEP_SECONDS["30d"] * 1000
+    begin = time.time_ns() // 1_000_000 // step_ms * step_ms
+    for number in range(3):
+        now = {"connections": 2.0 * number, "batch_size": 1.0, "kv_usage": 0.5}
+        ended = {"responses.completed": 2.0}
+        of_step = sample("a", counts=ended, core={"decode_tokens_per_s": 50.0})
+        at = begin + number * 10_000
+        long.take(msgspec.structs.replace(of_step, at=at, now=now))
+        await long.store()
+    (body,) = await samples.since("30d", 0)
+    grown = msgspec.json.decode(body, type=Sample)
+    assert (grown.seconds, grown.now["connections"], grown.at) == (30, 2, begin + 20_000)
+    long.take(msgspec.structs.replace(sample("a"), at=begin + step_ms))
+    await long.store()
+    assert len(await samples.since("30d", 0)) == 2  # the next step has its own
+    moments, series = await read_series(samples, "30d")
+    assert len(moments) == 360 and moments[-1] == begin
+    values = (series["responses.completed"][-1], series["decode_tokens_per_s"][-1])
+    assert values == (6, 5)  # 150 tokens in 30 s
+
+
+async def test_what_an_outage_left_in_doubt_is_not_counted_twice(
+    store: SessionStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    samples = Samples(store.client, store.keys)
+    long = LongSpan(samples, "7d")
+    add = samples.add
+
+    async def lost_reply(*arguments: Any, **options: Any) -> None:
+        await add(*arguments, **options)
+        raise StoreUnavailable
+
+    monkeypatch.setattr(samples, "add", lost_reply)
+    for at in (10_000, 20_000):
+        long.take(msgspec.structs.replace(sample("a", counts={"errors": 1.0}), at=at))
+        with pytest.raises(StoreUnavailable):
+            await long.store()
+    monkeypatch.setattr(samples, "add", add)
+    long.take(msgspec.structs.replace(sample("a", counts={"errors": 1.0}), at=30_000))
+    await long.store()
+    (body,) = await samples.since("7d", 0)
+    assert msgspec.json.decode(body, type=Sample).counts == {"errors": 3}
+
+
+def test_workers_that_follow_each_other_in_a_long_step_are_not_added_up() -> None:
+    minute = 60_000
+    first = msgspec.structs.replace(sample("a"), at=60 * minute, seconds=3600.0)
+    second = msgspec.structs.replace(sample("b"), at=120 * minute, seconds=3600.0)
+    beside = msgspec.structs.replace(sample("c"), at=120 * minute, seconds=7200.0)
+    assert long_point_of([first, second])["connections"] == 2
+    assert long_point_of([first, second, beside])["connections"] == 4
+
+
+def test_a_sample_of_an_older_server_is_read_and_one_of_ours_by_it() -> None:
+    older = b'{"at":1,"replica":"a","host":"h","seconds":10,"now":{"connections":2}}'
+    assert point_of([msgspec.json.decode(older, type=Sample)])["connections"] == 2
+
+    class OlderSample(msgspec.Struct):  # as version 0.1 has it
+        at: int
+        replica: str
+        counts: dict[str, float] = {}
+
+    ours = msgspec.json.encode(sample("a", counts={"responses.failed": 1.0}))
+    assert msgspec.json.decode(ours, type=OlderSample).counts == {"responses.failed": 1}
 
 
 async def test_samples_that_are_too_old_go_with_the_next(store: SessionStore) -> None:
