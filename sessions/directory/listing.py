@@ -7,9 +7,9 @@ shard of the index, then the hashes of what is shown. Nothing is scanned.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Literal
 
 from sessions.connection.client import RedisClient
 from sessions.indexes.indexes import Indexes, local_ms
@@ -21,6 +21,8 @@ from sessions.model.keys import INDEX_GRACE_MS, SHARDS, Keys
 from sessions.model.records import LIVE_STATUSES, Message, RunRecord
 
 MAX_EXAMINED: Final = 2000  # sessions that one page looks at for a filter that no index answers
+TITLES_AT_ONCE: Final = 500
+Order = Literal["age", "-age", "tokens", "-tokens", "rate", "-rate"]
 VIEWERS_MS: Final = 60_000  # a worker repeats its count of viewers well within that
 MESSAGES_AT_ONCE: Final = 100  # while an answer's message is looked for
 MAX_RUNS: Final = 20  # of one session, in its details
@@ -101,11 +103,15 @@ class ListedSession:
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """Pass `next_cursor` on for more, None means no more. `now_ms` is Redis' clock."""
+    """Pass `next_cursor` on for more, None means no more. `now_ms` is Redis' clock.
+
+    `examined`: how many sessions were looked at, where no index answers; None elsewhere.
+    """
 
     sessions: tuple[ListedSession, ...]
     next_cursor: str | None
     now_ms: int
+    examined: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,16 +136,16 @@ class Listing:
         limit: int = 50,
         cursor: str | None = None,
         *,
-        uid: str | None = None,
+        uids: Sequence[str] | None = None,
         model: str | None = None,
     ) -> Listed:
-        """Sessions, newest updated first: all of them, or a user's, or those of a model.
+        """Sessions, newest updated first: all of them, or some users', or those of a model.
 
         With `model` a page may hold fewer than `limit` and still have a cursor.
         """
         keys = (
-            [self._keys.user_sessions(uid), self._keys.user_hidden_sessions(uid)]
-            if uid is not None
+            [key(uid) for uid in uids for key in self._keys_of_user]
+            if uids is not None
             else [self._keys.sessions_shard(shard) for shard in SHARDS]
         )
         position = parse_cursor(cursor)
@@ -162,31 +168,69 @@ class Listing:
                 if row is not None and model in (None, row.values["model"]):
                     rows.append(row)
         next_cursor = cursor_of(position) if more and position is not None else None
-        return Listed(await self._listed(rows), next_cursor, now_ms)
+        return Listed(
+            await self._listed(rows), next_cursor, now_ms, None if model is None else examined
+        )
+
+    async def titled(self, text: str, limit: int = 50, cursor: str | None = None) -> Listed:
+        """Those of all sessions whose title holds a text, newest updated first.
+
+        A page looks at so many sessions; it may hold fewer than `limit` and still have a cursor.
+        """
+        wanted = text.casefold()
+        shards = [self._keys.sessions_shard(shard) for shard in SHARDS]
+        position = parse_cursor(cursor)
+        found: list[Place] = []
+        examined, more = 0, True
+        while more and len(found) < limit and examined < MAX_EXAMINED:
+            places = await newest_after(self._client, shards, position, TITLES_AT_ONCE)
+            more = len(places) == TITLES_AT_ONCE
+            titles = await self._client.read_each(
+                self._of([session_id for _, session_id in places], "m"), "HGET", "title"
+            )
+            for place, title in zip(places, titles, strict=True):
+                position = place
+                examined += 1
+                if title is not None and wanted in title.decode().casefold():
+                    found.append(place)
+                    if len(found) == limit:
+                        more = True
+                        break
+        rows, now_ms = await self._rows(found)
+        next_cursor = cursor_of(position) if more and position is not None else None
+        shown = await self._listed([row for row in rows if row is not None])
+        return Listed(shown, next_cursor, now_ms, examined)
 
     async def live(
         self,
         limit: int = 50,
         cursor: str | None = None,
         *,
-        uid: str | None = None,
+        uids: Collection[str] | None = None,
         model: str | None = None,
         replica: str | None = None,
+        order: Order = "age",
     ) -> Listed:
-        """Sessions with an answer that is running or waiting, the newest answer first."""
+        """Sessions with an answer that is running or waiting, in this order."""
         position = parse_cursor(cursor)
         first: dict[str, LiveRun] = {}
         for run in await self.live_runs():
-            if uid in (None, run.uid) and model in (None, run.model):
+            if (uids is None or run.uid in uids) and model in (None, run.model):
                 session_id = session_of(run.response_id)
                 if replica in (None, run.owner) and (
                     session_id not in first or run.created_at < first[session_id].created_at
                 ):
                     first[session_id] = run
-        places = sorted((run.place for run in first.values()), reverse=True)
-        rest = [place for place in places if position is None or place < position]
+        if order == "age":
+            places = sorted((run.place for run in first.values()), reverse=True)
+            rest = [place for place in places if position is None or place < position]
+            more = cursor_of(rest[limit - 1]) if len(rest) > limit else None
+        else:  # what it is ordered by changes: a cursor is how many were shown
+            places = _ordered(first.values(), order, await self._client.now_ms())
+            shown = 0 if position is None else position[0]
+            rest = places[shown:]
+            more = cursor_of((shown + limit, order.strip("-"))) if len(rest) > limit else None
         rows, now_ms = await self._rows(rest[:limit], keep_index=True)
-        more = cursor_of(rest[limit - 1]) if len(rest) > limit else None
         return Listed(await self._listed([row for row in rows if row is not None]), more, now_ms)
 
     async def live_runs(self) -> list[LiveRun]:
@@ -238,6 +282,11 @@ class Listing:
         )
 
     # ---- inside ---------------------------------------------------------------------------------
+
+    @property
+    def _keys_of_user(self) -> tuple[Callable[[str], str], ...]:
+        """Where a user's sessions are listed."""
+        return self._keys.user_sessions, self._keys.user_hidden_sessions
 
     async def _rows(
         self, places: Sequence[Place], *, keep_index: bool = False
@@ -311,6 +360,22 @@ class Listing:
 
     def _of(self, session_ids: Iterable[str], suffix: str) -> list[str]:
         return [self._keys.session(session_id, suffix) for session_id in session_ids]
+
+
+def _ordered(runs: Iterable[LiveRun], order: Order, now_ms: int) -> list[Place]:
+    """`age` is the youngest first, of figures the least; `-` the other way round."""
+
+    def value(run: LiveRun) -> float:
+        match order.strip("-"):
+            case "age":
+                return -run.created_at
+            case "tokens":
+                return run.num_tokens
+            case _:
+                return run.tokens_per_s(now_ms) or 0.0
+
+    is_reversed = order.startswith("-")
+    return [run.place for run in sorted(runs, key=value, reverse=is_reversed)]
 
 
 def _current(viewers: Sequence[bytes], oldest: int) -> dict[str, int]:

@@ -46,9 +46,15 @@ class ListedSession(Struct, frozen=True):
     response: LiveResponse | None
 
 
-class ListedSessions(Struct, frozen=True):
+class ListedSessions(Struct, frozen=True, omit_defaults=True):
+    """`users`: whose name or id was looked for, if no session was. `examined`: how many sessions
+    were looked at, where no index answers.
+    """
+
     sessions: list[ListedSession]
     next_cursor: str | None
+    users: list[UserName] | None = None
+    examined: Count | None = None
 
 
 class StopWish(Struct, frozen=True):
@@ -267,7 +273,8 @@ class AdminEngine(Struct, frozen=True, omit_defaults=True):
 
     `state`: `ready`, `connecting`, `stalled` or `dead`; `paused`, because it has failed too often
     of late; `preparing` or `failed` before it was ever joined. `answers`, `sessions` and `moved`
-    are this worker's, `running` and `waiting` those of all.
+    are this worker's, `running` and `waiting` those of all. `exactness` is a rung of the ladder in
+    docs/engines.md: what becomes of its answers when it dies.
     """
 
     name: str
@@ -285,6 +292,7 @@ class AdminEngine(Struct, frozen=True, omit_defaults=True):
     waiting: Count | None = None
     kv_blocks: Count | None = None
     kv_blocks_free: Count | None = None
+    exactness: str | None = None
 
 
 class AdminEngineList(Struct, frozen=True):

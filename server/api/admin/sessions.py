@@ -1,5 +1,6 @@
 """Everybody's sessions and answers over HTTP, for admins: list, look, stop, evict."""
 
+from collections.abc import Sequence
 from typing import Annotated
 
 from msgspec import Meta, Struct
@@ -7,6 +8,7 @@ from starlette.responses import Response
 
 from server.access.audit import TRANSCRIPTS, Actor
 from server.access.auth import address_of
+from server.access.identities import BUILT_IN
 from server.api.admin.actions import MOMENTS, Admin, timeline_wire
 from server.api.admin.objects import (
     ListedSessions,
@@ -19,25 +21,37 @@ from server.api.rest.objects import MessagePage
 from server.api.rest.operation import Access, Call, Operation, json_response
 from server.api.rest.sessions import Cursor, Limit
 from server.protocol.client_frames import to_struct
-from server.protocol.errors import invalid_field
+from server.protocol.errors import ApiError, invalid_field
 from server.protocol.titles import clean_title
-from sessions.directory.listing import Listed
+from sessions.directory.finding.names import NamedUser
+from sessions.directory.listing import Listed, Order
 from sessions.model.errors import ResponseNotFound, SessionNotFound
 from sessions.model.ids import (
     check_message_id,
     check_response_id,
     check_session_id,
     is_response_id,
+    is_user_id,
     session_of,
 )
 from sessions.model.records import Message, RunRecord
 from sessions.store.store import SessionStore
 
+MAX_USERS = 20  # whose sessions are one list
+NONE = Listed((), None, 0)
+
 Reason = Annotated[str, Meta(max_length=200)]
 
 
+Sought = Annotated[str, Meta(max_length=200)]
+
+
 class SessionsQuery(Struct, frozen=True):
-    """Filters. `active` or `replica`: those with an answer; `id`: a session's or a response's."""
+    """Filters. `active` or `replica`: those with an answer; `id`: a session's or a response's.
+
+    `find`: an id of a session, a response or a user, or a part of a user's name; `title`: a part of
+    the title. `order` is that of those with an answer.
+    """
 
     limit: Limit = 50
     cursor: Cursor | None = None
@@ -46,6 +60,9 @@ class SessionsQuery(Struct, frozen=True):
     model: str | None = None
     replica: str | None = None
     id: str | None = None
+    find: Sought | None = None
+    title: Sought | None = None
+    order: Order = "age"
 
 
 class StopBody(Struct, frozen=True):
@@ -137,20 +154,41 @@ class AdminSessionOperations:
         query: SessionsQuery = call.query
         if query.id is not None:
             return json_response(self._listed(await self._by_id(query.id), call))
+        if query.title:
+            if not actor_of(call).sees_transcripts:
+                raise ApiError("forbidden", f"titles need the scope {TRANSCRIPTS}", param="title")
+            listed = await self._admin.listing.titled(query.title, query.limit, query.cursor)
+            return json_response(self._listed(listed, call))
+        if not query.find:
+            uids = None if query.user is None else [query.user]
+            return json_response(self._listed(await self._filtered(query, uids), call))
+        if (listed := await self._by_id(query.find)).sessions:
+            return json_response(self._listed(listed, call))
+        users = await self._named(query.find)
+        listed = await self._filtered(query, [user.uid for user in users]) if users else NONE
+        found = [{"id": user.uid, "name": user.name} for user in users]
+        return json_response({**self._listed(listed, call), "users": found})
+
+    async def _filtered(self, query: SessionsQuery, uids: Sequence[str] | None) -> Listed:
         listing = self._admin.listing
-        if query.active or query.replica is not None:
-            listed = await listing.live(
-                query.limit,
-                query.cursor,
-                uid=query.user,
-                model=query.model,
-                replica=query.replica,
-            )
-        else:
-            listed = await listing.sessions(
-                query.limit, query.cursor, uid=query.user, model=query.model
-            )
-        return json_response(self._listed(listed, call))
+        if not query.active and query.replica is None:
+            return await listing.sessions(query.limit, query.cursor, uids=uids, model=query.model)
+        return await listing.live(
+            query.limit,
+            query.cursor,
+            uids=uids,
+            model=query.model,
+            replica=query.replica,
+            order=query.order,
+        )
+
+    async def _named(self, text: str) -> list[NamedUser]:
+        """The user with this id, or those with such a name."""
+        if text in BUILT_IN or is_user_id(text):
+            known = await self._admin.users.users([text])
+            name = known[text].name if text in known else text
+            return [NamedUser(text, name)]
+        return await self._admin.names.find(text, MAX_USERS)
 
     async def _by_id(self, name: str) -> Listed:
         """The one session that has this id, or that holds the answer with this id."""
@@ -158,7 +196,7 @@ class AdminSessionOperations:
         try:
             listed, _, now_ms = await self._admin.listing.session(session_id)
         except SessionNotFound:
-            return Listed((), None, 0)
+            return NONE
         return Listed((listed,), None, now_ms)
 
     def _listed(self, listed: Listed, call: Call) -> dict[str, object]:
@@ -168,6 +206,7 @@ class AdminSessionOperations:
                 self._admin.session_wire(one, actor, listed.now_ms) for one in listed.sessions
             ],
             "next_cursor": listed.next_cursor,
+            **({} if listed.examined is None else {"examined": listed.examined}),
         }
 
     async def read(self, call: Call) -> Response:

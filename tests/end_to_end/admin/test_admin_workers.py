@@ -33,7 +33,14 @@ async def test_workers_are_listed_with_their_figures(two_workers: Server, admin:
     assert stats["live"]["replicas"] == 2 and stats["range"] == "24h"
     assert len(stats["at"]) == len(stats["series"]["connections"]) == 288
     assert any(value is not None for value in stats["series"]["kv_usage"])
+    for span, number in (("7d", 336), ("30d", 360)):
+        long = (await admin.get(f"/v1/admin/stats?range={span}")).json()
+        assert len(long["at"]) == len(long["series"]["connections"]) == number
     assert code_of(await admin.get("/v1/admin/stats?range=1y")) == (400, "invalid_field")
+    health = (await admin.get("/v1/admin/health")).json()
+    assert {one["id"] for one in health["replicas"]} == served and health["replica"] in served
+    assert (health["redis"]["state"], health["roll_age_ms"] < 1000) == ("ok", True)
+    assert [engine["state"] for engine in health["engines"]] == ["ready"]
 
 
 async def test_a_worker_that_is_told_to_drain_restarts_and_its_answers_go_on(

@@ -82,13 +82,13 @@ async def test_a_count_of_tokens_without_bound_makes_no_list_unreadable(
 async def test_a_user_and_a_model_can_be_asked_for(store: SessionStore, listing: Listing) -> None:
     for number in range(6):
         await Chat.create(store, uid=f"user{number % 2}", model=f"model{number % 3}")
-    assert {one.uid for one in (await listing.sessions(uid="user1")).sessions} == {"user1"}
+    assert {one.uid for one in (await listing.sessions(uids=["user1"])).sessions} == {"user1"}
     page = await listing.sessions(model="model2")
     assert [one.model for one in page.sessions] == ["model2"] * 2
     assert page.next_cursor is None
-    both = await listing.sessions(uid="user1", model="model1")
+    both = await listing.sessions(uids=["user1"], model="model1")
     assert [(one.uid, one.model) for one in both.sessions] == [("user1", "model1")]
-    assert (await listing.sessions(uid="nobody")).sessions == ()
+    assert (await listing.sessions(uids=["nobody"])).sessions == ()
 
 
 async def test_pages_of_a_model_miss_nothing(store: SessionStore, listing: Listing) -> None:
@@ -116,10 +116,55 @@ async def test_live_sessions_are_found_by_replica_user_and_model(
     assert sorted(live) == sorted(chat.session_id for chat in chats)
     assert idle.session_id not in live
     assert ids(await listing.live(replica="w1", model="model0")) == [chats[1].session_id]
-    assert ids(await listing.live(uid="user2")) == [chats[2].session_id]
+    assert ids(await listing.live(uids=["user2"])) == [chats[2].session_id]
     first = await listing.live(3)
     second = await listing.live(3, first.next_cursor)
     assert ids(first) + ids(second) == live and second.next_cursor is None
+
+
+async def test_live_sessions_stand_in_the_order_that_is_asked_for(
+    store: SessionStore, listing: Listing
+) -> None:
+    made = []
+    for number in (2, 3, 1):
+        chat = await Chat.create(store)
+        begun = await chat.begin()
+        ids_of = list(range(number))
+        await chat.append(begun.response_id, 2, *map(str, ids_of), token_ids=ids_of)
+        made.append(chat.session_id)
+    assert ids(await listing.live(order="age")) == made[::-1]
+    assert ids(await listing.live(order="-age")) == made
+    most = [made[1], made[0], made[2]]
+    assert ids(await listing.live(order="-tokens")) == most
+    assert ids(await listing.live(order="tokens")) == most[::-1]
+    first = await listing.live(2, order="-tokens")
+    second = await listing.live(2, first.next_cursor, order="-tokens")
+    assert ids(first) + ids(second) == most and second.next_cursor is None
+
+
+async def test_a_part_of_a_title_finds_its_sessions_page_by_page(
+    store: SessionStore, listing: Listing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sessions.directory.listing.TITLES_AT_ONCE", 3)
+    titles = ["Tides", "Bread", "Why tides turn", "Boats", "TIDES again", "Tea", "Sails"]
+    made = [(await Chat.create(store, title=title)).session_id for title in titles]
+    page = await listing.titled("tides")
+    assert ids(page) == [made[4], made[2], made[0]]
+    assert (page.next_cursor, page.examined) == (None, 7)
+    first = await listing.titled("tides", 2)
+    rest = await listing.titled("tides", 2, first.next_cursor)
+    assert ids(first) + ids(rest) == ids(page) and first.next_cursor is not None
+    monkeypatch.setattr("sessions.directory.listing.MAX_EXAMINED", 3)
+    short = await listing.titled("tides")  # it has looked at as many as one page does
+    assert (ids(short), short.examined) == ([made[4]], 3) and short.next_cursor is not None
+
+
+async def test_sessions_of_several_users_are_one_list(
+    store: SessionStore, listing: Listing
+) -> None:
+    made = [(await Chat.create(store, uid=f"user{n % 3}")).session_id for n in range(6)]
+    page = await listing.sessions(uids=["user0", "user2"])
+    assert ids(page) == [made[5], made[3], made[2], made[0]]
 
 
 async def test_the_details_of_a_session_hold_its_answers(

@@ -18,19 +18,23 @@ FIRST_MS = 1_700_000_000_000
 SPAN_MS = 30 * 86_400_000
 
 
-async def store_many_sessions(store: SessionStore, num_sessions: int, seed: int) -> None:
-    """Add so many sessions of users `user0` to `user999`, the same for the same seed."""
+async def store_many_sessions(
+    store: SessionStore, num_sessions: int, seed: int, num_users: int = NUM_USERS
+) -> None:
+    """Add so many sessions of users `user0`, `user1` and so on, the same for the same seed."""
     chance = random.Random(seed)
     for start in range(0, num_sessions, BATCH):
         commands: list[Any] = []
         for number in range(start, min(start + BATCH, num_sessions)):
-            commands += _session(store, chance, number)
+            commands += _session(store, chance, number, num_users)
         await store.client.calls(*commands)
 
 
-def _session(store: SessionStore, chance: random.Random, number: int) -> list[tuple[Any, ...]]:
+def _session(
+    store: SessionStore, chance: random.Random, number: int, num_users: int
+) -> list[tuple[Any, ...]]:
     session_id = "ses_" + base64.urlsafe_b64encode(chance.randbytes(16)).rstrip(b"=").decode()
-    uid = f"user{chance.randrange(NUM_USERS)}"
+    uid = f"user{chance.randrange(num_users)}"
     updated_at = FIRST_MS + chance.randrange(SPAN_MS)
     # fmt: off
     fields = (

@@ -1,0 +1,1 @@
+"""What operators look for, found among all users and sessions."""
