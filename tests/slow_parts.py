@@ -34,6 +34,7 @@ PARTS = {
     "deployment/": "outages",
     "end_to_end/engine/test_engine_group.py": "outages",
     "end_to_end/engine/test_remote_group.py": "remote",
+    "end_to_end/engine/test_far_core.py": "outages",
     "end_to_end/engine/test_response_deaths.py": "responses",
     "end_to_end/sdks/": "clients",
     "end_to_end/storm/": "storm",

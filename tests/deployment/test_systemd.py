@@ -8,13 +8,18 @@ import subprocess
 from pathlib import Path
 
 import pytest
+import typer
+from typer.core import TyperGroup
 
+from server.cli import CORE_SETTINGS, app
 from server.config.settings import PREFIX
 from sessions.connection.address import RedisAddress
 from tests.deployment.packages import CHART, DEPLOYMENT
 from tests.deployment.read_settings import read_settings
+from tests.helpers.root import ROOT
 
 FOLDER = DEPLOYMENT / "systemd"
+PAGE = ROOT / "docs" / "deployment" / "deployment.md"
 UNITS = sorted(FOLDER.glob("*.service"))
 EXIT_CANNOT_START = "2"  # as docs/operations.md says
 DOCKERFILE = DEPLOYMENT / "image" / "Dockerfile"
@@ -72,6 +77,24 @@ def test_parley_takes_the_settings_of_its_unit() -> None:
     address = RedisAddress.parse(shared.redis_url)
     hosts = variables(FOLDER / "redis.env")["NODES"].split(" ")
     assert (address.kind, [host for host, _ in address.nodes]) == ("sentinel", hosts)
+
+
+def test_a_core_alone_takes_its_settings_and_is_started_as_the_command_has_it() -> None:
+    settings = read_settings(variables(FOLDER / "core.env"))
+    assert len(settings.models) == 1
+    assert {name.removeprefix(PREFIX).lower() for name in variables(FOLDER / "core.env")} <= {
+        *CORE_SETTINGS
+    }
+    (command,) = unit("parley-core")["ExecStart"]
+    program, name, *options = command.split(" ")
+    assert (program, name) == ("/opt/parley/bin/parley", "core")
+    commands = typer.main.get_command(app)
+    assert isinstance(commands, TyperGroup)
+    read = commands.commands["core"].make_context("core", options).params  # and nothing is run
+    assert read["listen"] == "tcp://0.0.0.0:7700" and str(read["keys"]) in PAGE.read_text()
+    words = unit("parley-core")
+    assert words["KillMode"] == ["mixed"]
+    assert words["RestartPreventExitStatus"] == [EXIT_CANNOT_START]
 
 
 def test_the_first_signal_is_for_the_supervisor_alone_and_gives_answers_their_time() -> None:

@@ -1,5 +1,6 @@
 """The door for other machines: who is let in, and what is not even read of all others."""
 
+import contextlib
 import os
 import socket
 import tempfile
@@ -14,6 +15,7 @@ import zmq
 from engine.core import io_thread as core_io
 from engine.core.doors import Gatekeeper
 from engine.core.io_thread import ClientGone, IoThread
+from engine.far import sockets
 from engine.far.keys import Keys, make_keys, read_keys, trust
 from engine.far.sockets import MAX_REPLY_BYTES, set_client
 from engine.ipc import (
@@ -188,12 +190,24 @@ def test_bytes_that_are_no_handshake_end_their_connection_and_nothing_else(
     with socket.create_connection((HOST, port)) as bad:
         bad.settimeout(PATIENCE)
         bad.sendall(garbage)
-        try:
+        with contextlib.suppress(ConnectionResetError):
             while bad.recv(4096):
                 pass
-        except ConnectionResetError:
-            pass
     assert io.decoded == []
+    io.check_good()
+
+
+def test_a_connection_that_says_nothing_is_closed(
+    build: Callable[..., FarIo], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sockets, "HANDSHAKE_MS", 100)
+    io = build()
+    port = int(io.machines.address.rpartition(":")[2])
+    with socket.create_connection((HOST, port)) as silent:
+        silent.settimeout(PATIENCE)
+        with contextlib.suppress(ConnectionResetError):
+            while silent.recv(4096):  # the greeting of the core's own
+                pass
     io.check_good()
 
 

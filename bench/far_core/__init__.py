@@ -1,0 +1,1 @@
+"""What a core on another machine costs beside one on this."""
