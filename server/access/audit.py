@@ -10,6 +10,7 @@ from server.protocol.errors import ApiError
 from sessions.directory.audit import AuditLog
 
 TRANSCRIPTS = "admin:transcripts"  # the scope for users' words
+OPERATE = "admin:operate"  # the scope for how workers run
 
 
 @dataclass(frozen=True, slots=True)

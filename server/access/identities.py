@@ -57,7 +57,7 @@ class User:
         return self.is_admin and scope in self.scopes
 
 
-ADMIN_SCOPES = ("admin", "admin:transcripts")
+ADMIN_SCOPES = ("admin", "admin:transcripts", "admin:operate")
 LOCAL_USER = User("local", "local")
 ADMIN_USER = User("admin", "admin", ("user", "admin"), ADMIN_SCOPES)
 BUILT_IN = {user.uid: user for user in (LOCAL_USER, ADMIN_USER)}

@@ -48,7 +48,7 @@ from server.protocol.server_frames import (
 )
 from server.protocol.store_errors import translated
 from server.protocol.titles import TITLE_CHARACTERS, clean_title
-from server.runs.active_limit import ActiveLimit
+from server.runs.active_limit import ActiveLimit, room_entry
 from server.runs.run import Run
 from server.runs.runs import Runs
 from server.telemetry.tracing import AnswerTrace, AnswerTracing
@@ -57,6 +57,7 @@ from sessions.model.errors import (
     MessageChanged,
     ResponseInProgress,
     SessionError,
+    StoreUnavailable,
 )
 from sessions.model.events import ObjectEvent
 from sessions.model.ids import is_response_id, new_response_id
@@ -111,7 +112,7 @@ class ResponseCreator:
         models: Models,
         admission: Admission,
         refresh_models: Callable[[], Awaitable[None]] | None = None,
-        limit: ActiveLimit | None,
+        limit: ActiveLimit,
         tracing: AnswerTracing | None = None,
         tools: "ToolOffers | None" = None,
     ) -> None:
@@ -255,19 +256,22 @@ class ResponseCreator:
         response_id = new_response_id(session.id)
         replaces = frame.on_busy == "cancel" and session.active_response_id is not None
         replaces = replaces or wish.next_round is not None  # the slot of the one before may go late
-        remaining = 0
-        if self._limit is not None:
-            remaining = await self._limit.take(uid, response_id, instead=replaces)
-        run = None
+        room = await self._limit.take(uid, response_id, instead=replaces)
+        group = (await self._store.allowances.of(uid)).group
+        num_held, run = None, None
         try:
+            if group is not None and prompt is not None and wish.next_round is None:
+                num_held = await self._hold(group, response_id, settings, prompt)
             if wish.brought is not None:
                 await wish.brought.prepare()
             run, begun = await self._store_beginning(
-                wish, session, settings, target, response_id, waits=waits
+                wish, session, settings, target, response_id, waits=waits, group=group
             )
         finally:
-            if run is None and self._limit is not None:
+            if run is None:
                 self._limit.free(uid, response_id)
+                if group is not None and num_held is not None:
+                    self._runs.spawn(self._give_back(group, response_id))
         if run is None:
             return begun.response_id, True
         if trace is not None:
@@ -278,16 +282,32 @@ class ResponseCreator:
         follows_leaf = above == target.leaf and not begun.queued_behind
         if prompt is not None and follows_leaf and prompt.is_settled:
             run.set_prompt(prompt)  # otherwise the history moved on: built when its turn comes
-        run.tokens_left = None if budget is None else budget.remaining
+        run.tokens_left = None if budget is None else budget.own_left
+        run.group, run.tokens_held = group, num_held
         self._runs.add(run)
         self._announce(run, begun, target, wish)
-        if self._limit is not None and wish.asker is not None:
-            wish.asker.outbox.put(RateLimitsUpdated(rate_limits=[self._limit.entry(remaining)]))
+        if room is not None and wish.asker is not None:
+            wish.asker.outbox.put(RateLimitsUpdated(rate_limits=[room_entry(room)]))
         self._runs.start(run, begun)
         is_question = wish.next_round is None and frame.input is not None and not frame.outputs
         if begun.title_empty and is_question and not begun.hidden:
             self._runs.spawn(self._set_title(run, frame.text))
         return run.response_id, False
+
+    async def _hold(
+        self, group: str, response_id: str, settings: Mapping[str, Any], prompt: Prompt
+    ) -> int:
+        """What the user's group holds for the answer. Raises `QuotaExceeded`."""
+        num_prompt = len(prompt.token_ids)
+        room = self._models.engine(settings["model"]).model_config.max_model_len - num_prompt
+        wanted = num_prompt + min(settings["max_output_tokens"], room)
+        budgets = self._store.budgets
+        return await budgets.hold(group, response_id, wanted=wanted, least=num_prompt + 1)
+
+    async def _give_back(self, group: str, response_id: str) -> None:
+        """The answer never began."""
+        with contextlib.suppress(StoreUnavailable):  # then whoever finds too little left looks
+            await self._store.budgets.settle(group, response_id, 0)
 
     async def _target(self, wish: _Wish, session: Session) -> ReplyTarget:
         if wish.brought is not None:
@@ -369,6 +389,7 @@ class ResponseCreator:
         response_id: str,
         *,
         waits: bool,
+        group: str | None,
     ) -> tuple[Run | None, BegunResponse]:
         """The run that the store has begun, or None and what the same key began before."""
         uid, frame = wish.uid, wish.frame
@@ -413,7 +434,7 @@ class ResponseCreator:
                 model=model.name,
                 settings=settings,
                 seed=settings["seed"],
-                fields=_run_fields(wish, session),
+                fields=_run_fields(wish, session, group),
                 taken=wish.taken,
                 next_round=wish.next_round,
                 before=target.before,
@@ -498,7 +519,7 @@ def _code(error: Exception) -> str:
     return refusal.code if isinstance(refusal, ApiError) else type(error).__name__
 
 
-def _run_fields(wish: _Wish, session: Session) -> dict[str, str | int]:
+def _run_fields(wish: _Wish, session: Session, group: str | None) -> dict[str, str | int]:
     """What the run says of where it came from; absent of what comes by chat.v1."""
     fields: dict[str, str | int] = {}
     if wish.trace is not None:
@@ -507,6 +528,8 @@ def _run_fields(wish: _Wish, session: Session) -> dict[str, str | int]:
         fields["door"] = wish.brought.door
     if session.hidden:
         fields["hidden"] = 1
+    if group is not None:
+        fields["group"] = group
     return fields
 
 

@@ -14,9 +14,11 @@ from server.commands.stateless.embeddings import StatelessEmbeddings
 from server.commands.stateless.entry import Entry
 from server.commands.stateless.repeats import Repeats
 from server.config.limits import Limits
+from server.config.shown import ShownSetting
 from server.engines.models import Models
 from server.live.health import Health
 from server.live.hub import Hub
+from server.live.notices.board import NoticeBoard
 from server.runs.peers import Peers
 from server.runs.runs import Runs
 from server.runs.takeover import Takeover
@@ -49,6 +51,7 @@ class Services:
     peers: Peers
     takeover: Takeover
     health: Health
+    notices: NoticeBoard
     identities: Identities
     auditor: Auditor
     metrics: Metrics
@@ -58,5 +61,6 @@ class Services:
     version: str
     models: Models
     stateless: Stateless
+    settings: tuple[ShownSetting, ...] = ()  # as they run, for admins
     adapters: Adapters | None = None  # None: there are to be none
     tools: "ToolOffers | None" = None  # likewise

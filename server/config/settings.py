@@ -15,7 +15,14 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
 import msgspec
-from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
+from pydantic import (
+    Field,
+    PrivateAttr,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from server.config.engines import NATIVE, EngineEntry, listed_engines, parse_engines
@@ -69,6 +76,8 @@ class Settings(BaseSettings):
     """Each field is an option of `parley serve`, and its description the help text."""
 
     model_config = SettingsConfigDict(env_prefix=PREFIX, extra="forbid", frozen=True)
+
+    _options: frozenset[str] = PrivateAttr(default=frozenset())  # names given on the command line
 
     host: str = Field("127.0.0.1", description="Address to listen on.")
     port: int = Field(8000, ge=0, le=65535, description="Port to listen on; 0 picks a free one.")
@@ -424,6 +433,11 @@ class Settings(BaseSettings):
         return DEMO_PACE if model.is_demo else 0.0
 
     @property
+    def options(self) -> frozenset[str]:
+        """The names of what was given on the command line."""
+        return self._options
+
+    @property
     def limits(self) -> Limits:
         """The limits in force: unlimited on loopback where nothing is set."""
         chosen = {"max_connections": self.max_connections} | {
@@ -484,7 +498,9 @@ def load_settings(
             raise ConfigError(f"unknown setting {name}{hint}")
     given = {name: value for name, value in flags.items() if value not in (None, [])}
     try:
-        return Settings(**given)
+        settings = Settings(**given)
+        settings._options = frozenset(given)
+        return settings
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])

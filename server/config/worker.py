@@ -7,6 +7,7 @@ import msgspec
 from server.config.intervals import Intervals
 from server.config.limits import Limits
 from server.config.models import ModelStatus
+from server.config.shown import ShownSetting
 
 if TYPE_CHECKING:
     from server.config.settings import Settings  # with pydantic, which no worker needs
@@ -48,6 +49,7 @@ class SharedConfig(msgspec.Struct, frozen=True, kw_only=True):
     token: str
     admin_token: str
     server_started_at: int  # the supervisor, ms since 1970
+    shown_settings: tuple[ShownSetting, ...] = ()  # for admins
     tools_path: str | None = None  # where the tool process listens; None: there are no tools
 
 

@@ -61,11 +61,13 @@ class ApiError(Exception):
         *,
         param: str | None = None,
         retry_after_ms: int | None = None,
+        quota: str | None = None,
     ) -> None:
         super().__init__(code, message)
         self.code = code
         self.message = message
         self.param = param
+        self.quota = quota  # the one that has refused
         self.type, self.http_status = CODES[code]
         if retry_after_ms is None and self.type == "overloaded_error":
             retry_after_ms = DEFAULT_RETRY_AFTER_MS
@@ -78,6 +80,7 @@ class ApiError(Exception):
             "code": self.code,
             "message": self.message,
             "param": self.param,
+            "quota": self.quota,
             "event_id": event_id,
             "retry_after_ms": self.retry_after_ms,
         }

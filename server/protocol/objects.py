@@ -263,6 +263,16 @@ class TokenLogprob(Part, frozen=True, kw_only=True):
     top: list[TopLogprob]
 
 
+class NoticeObject(Part, frozen=True, kw_only=True):
+    """What an admin has to say to all users, in one line of text; `until` it is to be shown."""
+
+    id: str
+    level: Literal["info", "warning"]
+    text: str
+    until: Milliseconds
+    created_at: Milliseconds
+
+
 class RateLimit(Part, frozen=True, kw_only=True):
     name: Literal["messages", "responses", "tokens"]
     limit: Count
@@ -311,12 +321,16 @@ class Steer(Part, frozen=True, kw_only=True):
 
 
 class ErrorObject(Part, frozen=True, kw_only=True):
-    """`code` is for programs and never changes its meaning, `message` is for people."""
+    """`code` is for programs and never changes its meaning, `message` is for people.
+
+    `quota` names which one has refused, as `group.tokens_per_day`.
+    """
 
     # Computed, so that CODES is the only list; mypy knows written-out literals alone.
     type: Literal[tuple(sorted({kind for kind, _ in CODES.values()}))]  # type: ignore[valid-type]
     code: Literal[tuple(sorted(CODES))]  # type: ignore[valid-type]
     message: str
     param: str | UnsetType = UNSET
+    quota: str | UnsetType = UNSET
     event_id: str | UnsetType = UNSET
     retry_after_ms: Milliseconds | UnsetType = UNSET

@@ -22,6 +22,7 @@ from server.protocol.objects import (
     Id,
     MessageObject,
     Milliseconds,
+    NoticeObject,
     Number,
     OutputItem,
     QueueObject,
@@ -95,6 +96,12 @@ class ConnectionRestored(ServerFrame, frozen=True, kw_only=True, tag="connection
 
     store: Literal["ok"] | UnsetType = UNSET
     engine: Literal["ok"] | UnsetType = UNSET
+
+
+class NoticeUpdated(ServerFrame, frozen=True, kw_only=True, tag="notice.updated"):
+    """What all users are to be shown; null: nothing any more."""
+
+    notice: NoticeObject | None
 
 
 class SessionCreated(Reply, frozen=True, kw_only=True, tag="session.created"):
@@ -469,6 +476,7 @@ FRAMES: tuple[type[ServerFrame], ...] = (
     ConnectionDraining,
     ConnectionDegraded,
     ConnectionRestored,
+    NoticeUpdated,
     SessionCreated,
     SessionUpdated,
     SessionDeleted,

@@ -13,6 +13,7 @@ _CODES: dict[type[Exception], tuple[str, str, str | None]] = {
     errors.ItemNotFound: ("item_not_found", "nothing of that id waits there", "item_id"),
     errors.ShareNotFound: ("not_found", "there is nothing at this address", None),
     errors.UserNotFound: ("not_found", "no such user", None),
+    errors.GroupNotFound: ("not_found", "no such group", None),
     errors.UserGone: ("forbidden", "an admin has disabled or removed this user", None),
     errors.InvalidCursor: ("invalid_field", "this is not a cursor of ours", "cursor"),
     errors.ResponseInProgress: (
@@ -54,7 +55,8 @@ def translated(error: errors.SessionError, *, only_reads: bool = False) -> ApiEr
     """The refusal that a client gets; None where the protocol has no word for it."""
     if isinstance(error, errors.QuotaExceeded):
         message = f"no more than {error.limit:,} {error.what}"
-        return ApiError("quota_exceeded", message, retry_after_ms=error.retry_after_ms)
+        retry_after_ms, quota = error.retry_after_ms, error.quota
+        return ApiError("quota_exceeded", message, retry_after_ms=retry_after_ms, quota=quota)
     if type(error) not in _CODES:
         return None
     code, message, param = _CODES[type(error)]

@@ -168,6 +168,7 @@ class Finisher:
             published_end=whole,
             pauses_queue=pauses_queue(end) and next_round is None,
             next_round=next_round,
+            group=run.group,
         )
 
     def _publish_done(self, ending: _Ending, *, durable: bool) -> None:
@@ -221,6 +222,7 @@ class Finisher:
             else:
                 end = End("failed", "store_lost", "released")
             self._settle(self._ending(end), durable=deleted)
+            self._hub.spawn(self._charge())
             self._hub.spawn(self._tell_others_of_the_end())
             if not deleted:
                 self._hub.spawn(self._hub.data_loss.look_at(run.session_id))
@@ -235,6 +237,15 @@ class Finisher:
         with contextlib.suppress(StoreUnavailable):
             return await self._store.sessions.was_deleted(self._run.session_id)
         return False
+
+    async def _charge(self) -> None:
+        """What it has used counts, although nothing is left of it."""
+        run, budgets = self._run, self._store.budgets
+        usage = run.usage()
+        num_tokens = usage["input_tokens"] + usage["output_tokens"]
+        with contextlib.suppress(StoreUnavailable):
+            now_ms = await self._store.now_ms()
+            await budgets.charge(run.uid, run.response_id, num_tokens, now_ms, group=run.group)
 
     async def _tell_others_of_the_end(self) -> None:
         """Viewers at other workers hear through Redis, and there is no log any more.

@@ -66,7 +66,7 @@ from server.runs.stop import Stop, StoredStop
 from server.runs.tools.runner import ToolRunner
 from server.telemetry.metrics import Metrics
 from sessions.background import start
-from sessions.model.errors import ResponseNotFound, StoreUnavailable
+from sessions.model.errors import QuotaExceeded, ResponseNotFound, StoreUnavailable
 from sessions.model.events import ObjectEvent, TextEvent
 from sessions.model.replies import Finished
 from sessions.store.appends.appender import Appender
@@ -229,7 +229,10 @@ class Producer:
             return End("incomplete", "owner_lost", "unknown")
         token_ids = run.prompt.token_ids
         room = self._engine.model_config.max_model_len - len(token_ids)
-        max_tokens = run.within_budget(min(settings["max_output_tokens"], room))
+        max_tokens = min(settings["max_output_tokens"], room)
+        if (refusal := await self._hold_tokens(len(token_ids), max_tokens)) is not None:
+            return refusal
+        max_tokens = run.within_budget(max_tokens)
         chat_stop = self._engine.get_tokenizer().chat_stop
         params = sampling_params(settings, max_tokens, chat_stop, run.base, run.prompt.call_form)
         return await self.generate(token_ids, params)
@@ -262,6 +265,29 @@ class Producer:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(STORE_RETRY_SECONDS):
                     await run.stop_asked.wait()
+
+    async def _hold_tokens(self, num_prompt: int, max_tokens: int) -> End | None:
+        """Have the user's group hold what the answer may use; how it ends if nothing is left.
+
+        What another worker had it hold for this answer is found again. It waits for a store that
+        is away, until somebody stops it: others must not use the same tokens.
+        """
+        run, wanted = self._run, num_prompt + max_tokens
+        while run.group is not None and (run.tokens_held or 0) < wanted:
+            if run.stopping is not None:
+                return run.end("abort", None, "released")
+            try:
+                run.tokens_held = await self._store.budgets.hold(
+                    run.group, run.response_id, wanted=wanted, least=num_prompt + 1
+                )
+                break
+            except QuotaExceeded:
+                return End("incomplete", "quota", "released")
+            except StoreUnavailable:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(STORE_RETRY_SECONDS):
+                        await run.stop_asked.wait()
+        return None
 
     # ---- from the engine ------------------------------------------------------------------------
 

@@ -128,6 +128,8 @@ class Run:
         self.prompt_from: str | None = None
         self.model: ServedModel | None = None  # that computes it; unknown of one that only ends
         self.tokens_left: int | None = None  # that its user may still use; None: unlimited
+        self.group: str | None = None  # of its user's, which has held tokens for it,
+        self.tokens_held: int | None = None  # so many; None: not yet
         self._length_reason: Reason = (
             "max_output_tokens"  # "quota": it may be shorter than asked for
         )
@@ -318,6 +320,7 @@ class Run:
         self.num_tokens_stored = len(token_ids)
         self.known_prompt_hash = record.extra.get("prompt_hash")
         self.is_hidden = record.extra.get("hidden") == "1"
+        self.group = record.extra.get("group")
         self.is_brought = "door" in record.extra
         for event in events:
             if isinstance(event, ObjectEvent) and event.data["type"] == "response.in_progress":
@@ -473,10 +476,11 @@ class Run:
         return calls_of(self.response_id, events).final_outputs() or None
 
     def within_budget(self, max_tokens: int) -> int:
-        """So many tokens at most, and one at least: what the prompt leaves of the user's day."""
-        if self.tokens_left is None or self.prompt is None:
+        """So many tokens at most, and one at least: what the prompt leaves of the day."""
+        given = [n for n in (self.tokens_left, self.tokens_held) if n is not None]
+        if not given or self.prompt is None:
             return max_tokens
-        left = max(1, self.tokens_left - len(self.prompt.token_ids))
+        left = max(1, min(given) - len(self.prompt.token_ids))
         self._length_reason = "quota" if left < max_tokens else "max_output_tokens"
         return min(max_tokens, left)
 

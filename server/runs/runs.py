@@ -65,7 +65,7 @@ class Runs:
         hub: Hub,
         metrics: Metrics,
         intervals: Intervals,
-        limit: ActiveLimit | None,
+        limit: ActiveLimit,
         prompts: PromptBuilders,
         has_peers: Callable[[], bool],
         cache_secret: str,
@@ -233,8 +233,7 @@ class Runs:
         self._tell_ended(run)
 
     def _tell_ended(self, run: Run) -> None:
-        if self._limit is not None:
-            self._limit.free(run.uid, run.response_id)
+        self._limit.free(run.uid, run.response_id)
         if not run.is_hidden:
             self._hub.show_activity(run.uid, run.session_id, active=False, status=run.status)
 

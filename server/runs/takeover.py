@@ -195,7 +195,7 @@ class Takeover:
         if end is None:
             # What the answer has used is not in it yet.
             budget = await self._store.budgets.today(run.uid)
-            run.tokens_left = None if budget is None else budget.remaining
+            run.tokens_left = None if budget is None else budget.own_left
             await self._runs.go_on(run)
             return True
         await self._runs.finish(run, end)

@@ -23,6 +23,7 @@ from rich.markup import escape
 
 from server.config.engines import parse_engines
 from server.config.settings import Settings, read_or_create_secret
+from server.config.shown import shown_settings
 from server.config.worker import SharedConfig, WorkerSettings
 from server.engines.client import ValidationError
 from server.engines.kinds import chosen_entry, chosen_kind
@@ -210,6 +211,7 @@ class Supervisor:
             token=settings.token or read_or_create_secret(self._data / "token"),
             admin_token=settings.admin_token or read_or_create_secret(self._data / "admin-token"),
             server_started_at=time.time_ns() // 1_000_000,
+            shown_settings=shown_settings(settings),
             tools_path=None if self._tools is None else str(self._tools.path),
         )
 

@@ -22,11 +22,22 @@ if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
 STDOUT, STDERR = 1, 2
+LEVELS = ("debug", "info", "warning", "error")
+
+
+class _Leveled:
+    """What our loggers can do, at the level of this moment: they are made once, and kept."""
+
+    level = "info"
+
+
+_BoundLogger = type("_BoundLogger", (structlog.make_filtering_bound_logger(logging.INFO),), {})
 
 
 def configure_logs(level: str, log_format: str, process: str) -> None:
     """Set up structlog and let the libraries' warnings through; `process` names who speaks."""
     stream = sys.stderr = _lossy(STDERR)
+    set_log_level(level)
     number = getattr(logging, level.upper())
     # Tracebacks without locals: they hold what users wrote.
     tracebacks = structlog.tracebacks.ExceptionDictTransformer(show_locals=False)
@@ -46,7 +57,7 @@ def configure_logs(level: str, log_format: str, process: str) -> None:
             structlog.processors.StackInfoRenderer(),
             *renderers,
         ],
-        wrapper_class=structlog.make_filtering_bound_logger(number),
+        wrapper_class=_BoundLogger,
         logger_factory=structlog.PrintLoggerFactory(stream),
         cache_logger_on_first_use=True,
     )
@@ -60,6 +71,22 @@ def configure_logs(level: str, log_format: str, process: str) -> None:
     log_uncaught()
     # It logs a traceback, with a stranger's bytes in it, for every bad UTF-8 frame.
     logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
+
+
+def log_level() -> str:
+    """Of our own lines, at this moment."""
+    return _Leveled.level
+
+
+def set_log_level(level: str) -> None:
+    """From now on, for all of this process' loggers, however old. Unknown levels change nothing."""
+    if level not in LEVELS:
+        return
+    _Leveled.level = level
+    filtering = structlog.make_filtering_bound_logger(getattr(logging, level.upper()))
+    for name, method in vars(filtering).items():
+        if not name.startswith("__"):
+            setattr(_BoundLogger, name, method)
 
 
 def print_json(process: str) -> None:

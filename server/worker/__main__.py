@@ -76,10 +76,10 @@ async def run(config: WorkerConfig, tether: Tether) -> int:
     server = Server(uvicorn_config(worker.app, settings.intervals.ping, settings.proxies))
     listener = socket.socket(fileno=config.listen_fd)
     serving = start(server.serve(sockets=[listener]))
-    hurry, drain_seconds = asyncio.Event(), settings.intervals.drain
+    drain_seconds = settings.intervals.drain
 
     def on_signal() -> None:
-        (hurry if worker.stop_asked.is_set() else worker.stop_asked).set()
+        (worker.hurry if worker.stop_asked.is_set() else worker.stop_asked).set()
 
     loop = asyncio.get_running_loop()
     await server.ready.wait()
@@ -92,7 +92,7 @@ async def run(config: WorkerConfig, tether: Tether) -> int:
     tether.expect_end(drain_seconds)
     for open_server in server.servers:
         open_server.close()  # no new connections; those that are open hear of it, and end first
-    await worker.drain(0.0 if orphaned else drain_seconds, hurry, is_crash=orphaned)
+    await worker.drain(0.0 if orphaned else drain_seconds, worker.hurry, is_crash=orphaned)
     server.should_exit = True
     await serving
     models.shutdown()

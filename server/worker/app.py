@@ -32,6 +32,7 @@ from server.protocol.http_errors import error_response
 from server.protocol.server_frames import ConnectionDraining
 from server.runs.peers import Figures
 from server.telemetry.engine_figures import EnginesCollector
+from server.telemetry.logs import log_level
 from server.telemetry.tracing import AnswerTracing
 from server.worker.control import Control
 from server.worker.middleware import Guard
@@ -73,6 +74,7 @@ class Worker:
         self.config, self.store, self.models = config, store, models
         self.refusal: StoreRefused | None = None  # why this worker stops, if that is why
         self.stop_asked = asyncio.Event()
+        self.hurry = asyncio.Event()  # it is not to wait for its answers then
         self.connections: set[Open] = set()
         self.streams: set[HttpViewer] = set()
         self._started_at = time.time_ns() // 1_000_000
@@ -93,7 +95,14 @@ class Worker:
         self.hub, self.health = live.hub, live.health
         self.runs, self.takeover = answers.runs, answers.takeover
         models.on_change = self.runs.tell_loading
-        self.control = Control(config.replica, self.services, live.feed, stop_asked=self.stop_asked)
+        self.control = Control(
+            config.replica,
+            self.services,
+            live.feed,
+            stop_asked=self.stop_asked,
+            hurry=self.hurry,
+            on_change=others.peers.beat_soon,
+        )
         self.app = self._build()
 
     def _build(self) -> ASGIApp:
@@ -134,11 +143,12 @@ class Worker:
 
     @contextlib.asynccontextmanager
     async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:
-        feed, limit = self._live.feed, self._answers.limit
+        feed = self._live.feed
         await feed.start()
         background = Background()
         for work in (
             self.health.watch_forever(),
+            self._live.notices.watch_forever(),
             self.peers.beat_forever(),
             self._others.recorder.record_forever(),
             self.takeover.sweep_forever(),
@@ -147,12 +157,11 @@ class Worker:
             self._answers.abandonment.sweep_forever(),
             self._answers.queue_runner.sweep_forever(),
             self.access.identities.watch_forever(),
+            self._answers.limit.renew_forever(self._slots),
         ):
             background.spawn(work)
         if self._adapters is not None:
             background.spawn(self._adapters.watch_forever())
-        if limit is not None:
-            background.spawn(limit.renew_forever(self._slots))
         try:
             yield
         finally:
@@ -186,6 +195,7 @@ class Worker:
             "started_at": self._started_at,
             "server_started_at": self.config.server_started_at,
             "draining": int(self.runs.draining),
+            "log_level": log_level(),
             "connections": len(self.connections),
             "active_responses": self.runs.num_active,
             "queued_responses": sum(run.status == "queued" for run in self.runs.all()),

@@ -2,19 +2,24 @@
 
 import asyncio
 import contextlib
+from collections.abc import Callable
 from typing import Any
 
 from server.commands.services import Services
 from server.config.models import statuses_of
 from server.engines.joining import learn
 from server.runs.stop import StoredStop
+from server.telemetry.logs import set_log_level
 from sessions.connection.feed import LiveFeed
 from sessions.model.errors import StoreUnavailable
 from sessions.model.events import LiveFrame, LivePayload
 
 
 class Control:
-    """`stop_asked` is set when the worker is to drain."""
+    """`stop_asked` is set when the worker is to drain, `hurry` when it is not to wait for answers.
+
+    `on_change` is called when the worker is to say something else of itself.
+    """
 
     def __init__(
         self,
@@ -23,6 +28,8 @@ class Control:
         feed: LiveFeed,
         *,
         stop_asked: asyncio.Event,
+        hurry: asyncio.Event | None = None,
+        on_change: Callable[[], None] = lambda: None,
     ) -> None:
         self._replica = replica
         self._keys = services.store.keys
@@ -32,21 +39,28 @@ class Control:
         self._takeover = services.takeover
         self._health = services.health
         self._identities = services.identities
+        self._notices = services.notices
         self._adapters = services.adapters
         self._repeats = services.stateless.repeats
         self._feed = feed
         self._stop_asked = stop_asked
+        self._hurry = hurry or asyncio.Event()
+        self._on_change = on_change
 
     async def listen(self) -> None:
         """Commands to this worker, and to all; the feed outlives an outage by itself."""
         keys = self._keys
         while True:
             try:
-                await self._feed.subscribe(keys.system_channel, self._identities.on_announcement)
+                await self._feed.subscribe(keys.system_channel, self._on_announcement)
                 await self._feed.subscribe(keys.control_channel(self._replica), self._on_control)
                 return
             except StoreUnavailable:
                 await asyncio.sleep(1.0)
+
+    def _on_announcement(self, payload: LivePayload) -> None:
+        self._identities.on_announcement(payload)
+        self._notices.on_announcement(payload)
 
     def _on_control(self, payload: LivePayload) -> None:
         if isinstance(payload, LiveFrame):
@@ -77,7 +91,13 @@ class Control:
                     await self._adapters.refresh()
             case {"type": "models", "models": statuses}:
                 await learn(self._models, self._models.take(statuses_of(statuses)))
+            case {"type": "log_level", "level": str(level)}:
+                set_log_level(level)
+                self._on_change()
             case {"type": "drain"}:
+                self._stop_asked.set()
+            case {"type": "restart"}:
+                self._hurry.set()
                 self._stop_asked.set()
             case {"type": "engine_gone"}:
                 self._models.shutdown()  # there will be no other: every open answer fails

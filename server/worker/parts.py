@@ -31,6 +31,7 @@ from server.engines.models import Models
 from server.generation.prompts import PromptBuilders
 from server.live.health import Health
 from server.live.hub import Hub
+from server.live.notices.board import NoticeBoard
 from server.runs.abandonment import Abandonment
 from server.runs.active_limit import ActiveLimit
 from server.runs.peers import Figures, Peers
@@ -45,6 +46,7 @@ from sessions.directory.adapters import AdapterBook
 from sessions.directory.audit import AuditLog
 from sessions.directory.calls import Calls
 from sessions.directory.credentials import Credentials
+from sessions.directory.notices import Notices
 from sessions.directory.replicas import Replicas
 from sessions.directory.samples import Samples
 from sessions.directory.users import Users
@@ -85,13 +87,14 @@ class Live:
     feed: LiveFeed
     hub: Hub
     health: Health  # of the store and the engine
+    notices: NoticeBoard
 
 
 @dataclass(frozen=True, slots=True)
 class Answers:
     """Who makes answers, ends those that nobody watches, and takes over those of the dead."""
 
-    limit: ActiveLimit | None
+    limit: ActiveLimit
     runs: Runs
     abandonment: Abandonment
     creator: ResponseCreator
@@ -179,7 +182,7 @@ def build_live(given: Given, peers: Peers, on_refused: Callable[[StoreRefused], 
         on_refused,
         on_change=peers.beat_soon,
     )
-    return Live(feed, hub, health)
+    return Live(feed, hub, health, NoticeBoard(Notices(store.client, store.keys), hub))
 
 
 def build_tools(config: WorkerConfig) -> "ToolClient | None":
@@ -200,8 +203,7 @@ def build_answers(
 ) -> Answers:
     config, store, hub = given.config, given.store, live.hub
     settings = config.settings
-    max_active = settings.limits.max_active_responses_per_user
-    limit = ActiveLimit(store, hub, max_active) if max_active else None
+    limit = ActiveLimit(store, hub, settings.limits.max_active_responses_per_user)
     prompts = PromptBuilders(store.messages, given.models)
     appender = Appender(
         store.appends, renewal_seconds=settings.intervals.renewal, listener=live.feed
@@ -247,7 +249,7 @@ def build_answers(
 
 
 def build_stateless(
-    given: Given, live: Live, admission: Admission, runs: Runs, limit: ActiveLimit | None
+    given: Given, live: Live, admission: Admission, runs: Runs, limit: ActiveLimit
 ) -> Stateless:
     config, store = given.config, given.store
     entry = Entry(given.store, given.models, admission, limit)
@@ -332,6 +334,7 @@ def build_services(
         peers=others.peers,
         takeover=answers.takeover,
         health=live.health,
+        notices=live.notices,
         identities=identities,
         auditor=Auditor(AuditLog(store.client, store.keys)),
         metrics=given.metrics,
@@ -341,6 +344,7 @@ def build_services(
         version=__version__,
         models=given.models,
         stateless=answers.stateless,
+        settings=config.shown_settings,
         adapters=adapters,
         tools=answers.offers,
     )

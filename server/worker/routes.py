@@ -8,6 +8,12 @@ from server.api.admin.actions import Admin
 from server.api.admin.adapters import AdminAdapterOperations
 from server.api.admin.engines import AdminEngineOperations
 from server.api.admin.health import AdminHealthOperations
+from server.api.admin.manage.audit import AdminAuditOperations
+from server.api.admin.manage.groups import AdminGroupOperations
+from server.api.admin.manage.notices import AdminNoticeOperations
+from server.api.admin.manage.settings import AdminSettingsOperations
+from server.api.admin.manage.shares import AdminShareOperations
+from server.api.admin.manage.workers import AdminWorkerOperations
 from server.api.admin.models import AdminModelOperations
 from server.api.admin.sessions import AdminSessionOperations
 from server.api.admin.users import AdminUserOperations
@@ -65,7 +71,13 @@ def admin_operations(context: ApiContext) -> list[Operation]:
         *AdminHealthOperations(context, admin).operations(),
         *AdminSessionOperations(admin, services.store).operations(),
         *AdminUserOperations(admin, services.store).operations(),
+        *AdminGroupOperations(admin, services.store).operations(),
         *AdminReplicaOperations(admin, services.store).operations(),
+        *AdminWorkerOperations(admin, services.store).operations(),
+        *AdminAuditOperations(admin).operations(),
+        *AdminShareOperations(admin, services.store).operations(),
+        *AdminNoticeOperations(admin).operations(),
+        *AdminSettingsOperations(services.settings).operations(),
         *AdminAdapterOperations(admin, services.adapters).operations(),
         *AdminModelOperations(admin, services.models).operations(),
         *AdminEngineOperations(admin, services.models).operations(),

@@ -15,6 +15,8 @@ from sessions.model.errors import InvalidCursor
 from sessions.model.keys import Keys
 
 MAX_ENTRIES: Final = 1_000_000
+MAX_EXAMINED: Final = 5_000  # that one page looks at for a filter, in chunks
+CHUNK_ENTRIES: Final = 500
 
 _CURSOR: Final = re.compile(r"\d{1,15}-\d{1,15}\Z")
 
@@ -38,6 +40,30 @@ class AuditPage:
 
     entries: tuple[AuditEntry, ...]
     next_cursor: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class AuditFilter:
+    """None: any. An action that ends with `*` stands for all that begin so; moments in ms."""
+
+    actor: str | None = None
+    action: str | None = None
+    target: str | None = None
+    since: int | None = None
+    until: int | None = None
+
+    def lets(self, entry: AuditEntry) -> bool:
+        action = self.action
+        if action is not None and action.endswith("*"):
+            is_action = entry.action.startswith(action[:-1])
+        else:
+            is_action = action in (None, entry.action)
+        return (
+            is_action and self.actor in (None, entry.actor) and self.target in (None, entry.target)
+        )
+
+
+EVERYTHING: Final = AuditFilter()
 
 
 class AuditLog:
@@ -68,16 +94,39 @@ class AuditLog:
             fields=pairs,
         )
 
-    async def page(self, limit: int = 50, cursor: str | None = None) -> AuditPage:
-        """The newest entries, or those after a cursor. Raises `InvalidCursor`."""
+    async def page(
+        self,
+        limit: int = 50,
+        cursor: str | None = None,
+        wanted: AuditFilter = EVERYTHING,
+    ) -> AuditPage:
+        """The newest entries, or those after a cursor. Raises `InvalidCursor`.
+
+        With a filter that fits few of them a page may be short, with a cursor.
+        """
         if cursor is not None and not _CURSOR.match(cursor):
             raise InvalidCursor("malformed cursor")
-        newest = "+" if cursor is None else f"({cursor}"
-        rows = await self._client.call(
-            "XREVRANGE", self._keys.audit, newest, "-", "COUNT", limit + 1
-        )
-        entries = tuple(_decode(name, fields) for name, fields in rows[:limit])
-        return AuditPage(entries, entries[-1].id if len(rows) > limit else None)
+        newest = "+" if wanted.until is None else f"{wanted.until}"
+        position = newest if cursor is None else f"({cursor}"
+        oldest = "-" if wanted.since is None else f"{wanted.since}"
+        found: list[AuditEntry] = []
+        last, num_examined = "", 0
+        while num_examined < MAX_EXAMINED:
+            count = min(CHUNK_ENTRIES, MAX_EXAMINED - num_examined)
+            rows = await self._client.call(
+                "XREVRANGE", self._keys.audit, position, oldest, "COUNT", count
+            )
+            for name, fields in rows:
+                if len(found) == limit:
+                    return AuditPage(tuple(found), last)
+                last = name.decode()
+                if wanted.lets(entry := _decode(name, fields)):
+                    found.append(entry)
+            if len(rows) < count:
+                return AuditPage(tuple(found), None)
+            num_examined += len(rows)
+            position = f"({last}"
+        return AuditPage(tuple(found), last)
 
 
 def _decode(name: bytes, fields: list[bytes]) -> AuditEntry:

@@ -30,7 +30,7 @@ from sessions.store.context import PUBLISH
 SECRET_BYTES: Final = 32  # 256 bits: a digest needs no salt, guessing no limit
 MAX_SECRET_CHARACTERS: Final = 512  # more was never ours, and is not worth a hash
 
-_FIELDS: Final = ("uid", "scopes", "kind", "expires_at", "created_at", "minted_by")
+_FIELDS: Final = ("uid", "scopes", "kind", "expires_at", "created_at", "minted_by", "purpose")
 # Workers of older versions read tickets too, and know no other field.
 _TICKET_FIELDS: Final = ("uid", "scopes", "kind", "expires_at", "digest", "created_at")
 
@@ -50,6 +50,7 @@ class Credential:
     # Of a cookie: the digest of its user's token that made its login code, without which it is
     # worth nothing; "" if there was none. None: an older version stored it.
     minted_by: str | None = field(default=None, compare=False)
+    purpose: str = field(default="", compare=False)  # of a token: what an admin has said
 
     @property
     def has_expired(self) -> bool:
@@ -109,11 +110,16 @@ class Credentials:
         return raw
 
     async def create_token(
-        self, uid: str, lifetime_seconds: float | None = None, *, scopes: Iterable[str] = ()
+        self,
+        uid: str,
+        lifetime_seconds: float | None = None,
+        *,
+        scopes: Iterable[str] = (),
+        purpose: str = "",
     ) -> str:
         """A fresh bearer token for this user; without a lifetime it works until it is revoked."""
         raw = secrets.token_urlsafe(SECRET_BYTES)
-        await self._store(raw, uid, "token", scopes, lifetime_seconds)
+        await self._store(raw, uid, "token", scopes, lifetime_seconds, purpose=purpose)
         return raw
 
     async def lookup(self, raw: str) -> Credential | None:
@@ -193,6 +199,7 @@ class Credentials:
         scopes: Iterable[str],
         lifetime_seconds: float | None,
         minted_by: str = "",
+        purpose: str = "",
     ) -> None:
         """Store what the secret stands for; the user's list of digests goes first."""
         digest = digest_of(raw)
@@ -202,7 +209,7 @@ class Credentials:
         # fmt: off
         fields = (
             "uid", uid, "scopes", " ".join(scopes), "kind", kind, "created_at", now,
-            "minted_by", minted_by,
+            "minted_by", minted_by, "purpose", purpose,
         )
         # fmt: on
         commands: list[Command] = [
@@ -315,7 +322,7 @@ def digest_of(raw: str) -> str:
 def _decode(digest: str, row: Sequence[bytes | None]) -> Credential | None:
     if row[0] is None:
         return None
-    uid, scopes, kind, expires_at, created_at, minted_by = (
+    uid, scopes, kind, expires_at, created_at, minted_by, purpose = (
         None if value is None else value.decode() for value in row
     )
     assert uid is not None
@@ -327,4 +334,5 @@ def _decode(digest: str, row: Sequence[bytes | None]) -> Credential | None:
         digest=digest,
         created_at=int(created_at or 0),
         minted_by=minted_by,
+        purpose=purpose or "",
     )

@@ -10,7 +10,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass, field
 from typing import Any, Final
 
 import orjson
@@ -20,10 +20,13 @@ from sessions.indexes.pages import cursor_of, newest_after, parse_cursor
 from sessions.model.arguments import check_uid
 from sessions.model.errors import UserNotFound
 from sessions.model.keys import Keys
-from sessions.store.allowances import days_kept
+from sessions.model.quotas import OwnQuotas
 from sessions.store.context import PUBLISH
+from sessions.store.quotas.allowances import OWN_FIELDS, own_quotas
+from sessions.store.quotas.budgets import days_kept
 
 ROLES: Final = ("user", "admin")
+FIELDS: Final = ("name", "roles", "created_at", "disabled")  # of each user's record
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +38,8 @@ class User:
     roles: tuple[str, ...]
     created_at: int
     disabled: bool = False
+    group: str = ""  # whose quotas they share; "" if they are in none
+    quotas: OwnQuotas = field(default_factory=OwnQuotas)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +83,7 @@ class Users:
         wanted = list(dict.fromkeys(uids))
         rows = await self._client.calls(
             *(
-                ("HMGET", self._keys.user_record(uid), "name", "roles", "created_at", "disabled")
+                ("HMGET", self._keys.user_record(uid), *FIELDS, "group", *OWN_FIELDS)
                 for uid in wanted
             )
         )
@@ -104,6 +109,8 @@ class Users:
         name: str | None = None,
         roles: Iterable[str] | None = None,
         disabled: bool | None = None,
+        group: str | None = None,
+        quotas: OwnQuotas | None = None,
     ) -> User:
         """Change what is given and announce it. Raises `UserNotFound`."""
         pairs: list[Argument] = []
@@ -113,6 +120,12 @@ class Users:
             pairs += ["roles", " ".join(roles)]
         if disabled is not None:
             pairs += ["disabled", "1" if disabled else ""]
+        if group is not None:
+            pairs += ["group", group]
+        if quotas is not None:
+            given = astuple(quotas)
+            for field, number in zip(OWN_FIELDS, given, strict=True):
+                pairs += [field, "" if number is None else number]
         check_uid(uid)
         reply = await self._client.script(
             "update_user", [self._keys.user_record(uid)], fields=pairs
@@ -128,6 +141,9 @@ class Users:
         Their sessions must be gone before, and their tokens be revoked. May be repeated.
         """
         check_uid(uid)
+        user = (await self.users([uid])).get(uid)
+        if user is not None and user.group:
+            await self._client.call("ZREM", self._keys.group_members(user.group), uid)
         # fmt: off
         await self._client.calls(
             ("UNLINK", self._keys.user_record(uid)),
@@ -154,5 +170,13 @@ def new_user_id() -> str:
 
 
 def _decode(uid: str, row: list[bytes | None]) -> User:
-    name, roles, created_at, disabled = ((value or b"").decode() for value in row)
-    return User(uid, name, tuple(roles.split()), int(created_at), disabled == "1")
+    name, roles, created_at, disabled, group = ((value or b"").decode() for value in row[:5])
+    return User(
+        uid,
+        name,
+        tuple(roles.split()),
+        int(created_at),
+        disabled == "1",
+        group,
+        own_quotas(row[5:]),
+    )

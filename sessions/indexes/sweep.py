@@ -18,6 +18,7 @@ from sessions.model.keys import INDEX_GRACE_MS, SHARDS, Keys
 
 STEP_ENTRIES: Final = 100
 USERS_AT_ONCE: Final = 100
+MAX_GROUPS: Final = 1000  # the newest, whose sessions are walked over; others' go when one is full
 
 
 class IndexSweep:
@@ -70,14 +71,16 @@ class IndexSweep:
         return [place for place, exists in zip(places, found, strict=True) if not exists]
 
     async def _next_indexes(self) -> list[str]:
-        """Those of the next users, or all shards again when every user had their turn."""
+        """Those of the next users, or groups and shards again when every user had their turn."""
         users = await newest_after(self._client, [self._keys.users], self._user, USERS_AT_ONCE)
         if users:
             self._user = users[-1]
             return [index for _, uid in users for index in self._of_user(uid)]
         self._user = None
         shards = random.sample(SHARDS, len(SHARDS))  # several workers walk, each its own way
+        groups = await newest_after(self._client, [self._keys.groups], None, MAX_GROUPS)
         return [
+            *(self._keys.group_sessions(gid) for _, gid in groups),
             *(index for uid in self._uids for index in self._of_user(uid)),
             *(self._keys.sessions_shard(shard) for shard in shards),
         ]

@@ -6,7 +6,7 @@ SessionError
 ├── InvalidId, InvalidCursor    refused before Redis was asked
 ├── SessionNotFound, MessageNotFound, ResponseNotFound, SessionLocked, RevisionConflict
 ├── MessageChanged, HeadMoved
-├── UserNotFound, UserGone, ShareNotFound
+├── UserNotFound, UserGone, ShareNotFound, GroupNotFound
 ├── NoSlot                  one more answer than a user may have at once
 ├── QuotaExceeded           one more than a user may have; nothing was stored
 ├── ResponseInProgress, QueueFull, IdempotencyKeyReused     a response that may not begin
@@ -69,6 +69,10 @@ class UserNotFound(SessionError):
     """No such user."""
 
 
+class GroupNotFound(SessionError):
+    """No such group of users."""
+
+
 class UserGone(SessionError):
     """The caller's user was removed or disabled meanwhile; nothing of the call stays."""
 
@@ -86,21 +90,28 @@ class ShareNotFound(SessionError):
 
 
 class NoSlot(SessionError):
-    """The user has `count` answers that run, which is as many as may."""
+    """The user, or their group, has `count` answers that run, which is as many as may."""
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, quota: str) -> None:
         super().__init__(f"{count} answers are running")
         self.count = count
+        self.quota = quota
 
 
 class QuotaExceeded(SessionError):
-    """The user may have `limit` of `what` and no more; `retry_after_ms` if that will change."""
+    """The user may have `limit` of `what` and no more; `retry_after_ms` if that will change.
 
-    def __init__(self, what: str, limit: int, retry_after_ms: int | None = None) -> None:
+    `quota` names which one of the quotas that is, for programs.
+    """
+
+    def __init__(
+        self, what: str, limit: int, retry_after_ms: int | None = None, *, quota: str | None = None
+    ) -> None:
         super().__init__(f"at most {limit:,} {what}")
         self.what = what
         self.limit = limit
         self.retry_after_ms = retry_after_ms
+        self.quota = quota
 
 
 class RevisionConflict(SessionError):

@@ -21,6 +21,14 @@ def is_user_id(value: str) -> bool:
     return _USER_ID.match(value) is not None
 
 
+_GROUP_ID = re.compile(r"grp_[A-Za-z0-9_-]{22}\Z")
+
+
+def is_group_id(value: str) -> bool:
+    """Whether `value` has the shape of an id that `Groups.create` gives."""
+    return _GROUP_ID.match(value) is not None
+
+
 _SESSION_ID = re.compile(r"ses_[A-Za-z0-9_-]{22}\Z")
 _MESSAGE_ID = re.compile(r"msg_[A-Za-z0-9_-]{22}\Z")
 _RESPONSE_ID = re.compile(r"resp_[A-Za-z0-9_-]{33}\Z")

@@ -51,6 +51,9 @@ class Keys:
         self.replicas = f"{prefix}reps"  # zset: replica by its last sign of life
         self.system_channel = f"{prefix}sys:ctl"  # revocations, exited workers
         self.users = f"{prefix}users"  # zset: user id by created_at
+        self.groups = f"{prefix}groups"  # zset: group id by created_at
+        self.notice = f"{prefix}notice"  # string: what all users are shown, as long as it says
+        self.shares = f"{prefix}shares"  # zset: session id by when its share link was made
         self.queues = f"{prefix}queues"  # zset: session id → when to look at its queue
         self.rounds = f"{prefix}rounds"  # the same for answers that follow calls of tools
         self.adapters = f"{prefix}adapters"  # hash: name → number, content hash, when, by whom
@@ -123,7 +126,7 @@ class Keys:
         return f"{self.prefix}u:{{{uid}}}:a"
 
     def user_record(self, uid: str) -> str:
-        """Hash: name, roles, created_at, disabled."""
+        """Hash: name, roles, created_at, disabled; `group` and quotas of the user's own (`q_…`)."""
         return f"{self.prefix}u:{{{uid}}}:p"
 
     def user_tokens(self, uid: str) -> str:
@@ -137,6 +140,32 @@ class Keys:
     def user_presets(self, uid: str) -> str:
         """Hash: name of a preset to its settings as JSON; "" to the name of the default one."""
         return f"{self.prefix}u:{{{uid}}}:ps"
+
+    # ---- groups: every key of one in one slot ----------------------------------------------------
+
+    def group_record(self, gid: str) -> str:
+        """Hash: name, created_at, and the quotas that its members share."""
+        return f"{self.prefix}g:{{{gid}}}:p"
+
+    def group_members(self, gid: str) -> str:
+        """Zset: user id by when they came. An index: whose group it is, the users' records say."""
+        return f"{self.prefix}g:{{{gid}}}:m"
+
+    def group_tokens(self, gid: str) -> str:
+        """Hash: `t:DAY` used, `h:DAY` held for answers that run, `r:` and a response id: `day held
+        since`; days are `YYYYMMDD`, forty of them.
+        """
+        return f"{self.prefix}g:{{{gid}}}:q"
+
+    def group_slots(self, gid: str) -> str:
+        """Zset: response id by when its slot expires, among the group's running answers."""
+        return f"{self.prefix}g:{{{gid}}}:a"
+
+    def group_sessions(self, gid: str) -> str:
+        """Zset: session id by `updated_at`, of all members: what the quota counts."""
+        return f"{self.prefix}g:{{{gid}}}:s"
+
+    # ---- all sessions, runs, workers, credentials ------------------------------------------------
 
     def all_sessions(self, session_id: str) -> str:
         """This session's shard of all sessions."""

@@ -6,9 +6,20 @@ nothing is stored of what goes beyond it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Final
 
 from sessions.model.errors import QuotaExceeded
+
+# The names of quotas, as clients are told which one has refused.
+USER_TOKENS: Final = "user.tokens_per_day"
+USER_SESSIONS: Final = "user.sessions"
+USER_ANSWERS: Final = "user.answers"
+GROUP_TOKENS: Final = "group.tokens_per_day"
+GROUP_SESSIONS: Final = "group.sessions"
+GROUP_ANSWERS: Final = "group.answers"
+SESSION_MESSAGES: Final = "session.messages"
+SESSION_BYTES: Final = "session.bytes"
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,22 +34,66 @@ class Quotas:
     def session_error(self, what: str) -> QuotaExceeded:
         """What a script refuses that would add more to a session: `messages` or `bytes`."""
         if what == "bytes":
-            return QuotaExceeded("bytes in a session", self.bytes_per_session)
-        return QuotaExceeded("messages in a session", self.messages_per_session)
+            return QuotaExceeded("bytes in a session", self.bytes_per_session, quota=SESSION_BYTES)
+        return QuotaExceeded(
+            "messages in a session", self.messages_per_session, quota=SESSION_MESSAGES
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class OwnQuotas:
+    """What an admin has set for one user; None: the server's setting holds. 0 means unlimited."""
+
+    tokens_per_day: int | None = None
+    sessions: int | None = None
+    answers: int | None = None  # at a time
+
+
+@dataclass(frozen=True, slots=True)
+class GroupQuotas:
+    """What the members of a group share. 0 means unlimited."""
+
+    tokens_per_day: int = 0
+    sessions: int = 0
+    answers: int = 0  # at a time
+
+
+@dataclass(frozen=True, slots=True)
+class Allowance:
+    """One user's own quotas, and the group whose quotas they share, if they are in one."""
+
+    own: OwnQuotas = field(default_factory=OwnQuotas)
+    group: str | None = None
+    shared: GroupQuotas = field(default_factory=GroupQuotas)
 
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """A user's tokens of one day. `reset_ms`: until the next one begins."""
+    """The tokens of one day, of a user or a group. `reset_ms`: until the next one begins.
+
+    `held` are those that running answers of the group may still use. `quota` names the limit.
+    `own_left` is what is left of the user's own, whichever it is; None: they are unlimited.
+    """
 
     limit: int
     used: int
     reset_ms: int
+    held: int = 0
+    quota: str = USER_TOKENS
+    own_left: int | None = None
 
     @property
     def remaining(self) -> int:
-        """Never below 0: answers that run already may go beyond the limit."""
-        return max(0, self.limit - self.used)
+        """Never below 0: answers of a user that run already may go beyond the user's limit."""
+        return max(0, self.limit - self.used - self.held)
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """Of `limit` answers at a time so many more may begin."""
+
+    limit: int
+    left: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,3 +102,13 @@ class Usage:
 
     num_sessions: int
     tokens_today: int
+
+
+@dataclass(frozen=True, slots=True)
+class GroupUsage:
+    """What a group keeps and has used on this day; `held` may be used by answers that run."""
+
+    num_members: int
+    num_sessions: int
+    tokens_today: int
+    tokens_held: int

@@ -145,7 +145,7 @@ class Copies:
         """The session of the draft, with these messages instead of its own."""
         most = self._context.quotas.messages_per_session
         if most and num_messages > most:
-            raise QuotaExceeded("messages in a session", most)
+            raise self._context.quotas.session_error("messages")
         await self._sessions.reserve(uid, session_id, hidden=draft.hidden)
         call_id = secrets.token_urlsafe(6)
         if not await self._begin_copy(session_id, call_id):  # a repeat was faster
@@ -199,7 +199,7 @@ class Copies:
                 for name in ("input_tokens", "output_tokens"):
                     counters[name] = min(counters[name] + usage.get(name, 0), MAX_COUNT)
             if most and counters["bytes"] > most:
-                raise QuotaExceeded("bytes in a session", most)
+                raise self._context.quotas.session_error("bytes")
             await self._write_part(session_id, call_id, place, part)
             place += len(part)
         return counters

@@ -32,7 +32,6 @@ from sessions.model.replies import (
     Reaped,
 )
 from sessions.model.session_events import MessageUpdatedEvent, encode_session_event
-from sessions.store.allowances import Budgets
 from sessions.store.appends.append import (
     Append,
     Appends,
@@ -41,6 +40,7 @@ from sessions.store.appends.append import (
     run_error,
 )
 from sessions.store.context import PUBLISH, StoreContext
+from sessions.store.quotas.budgets import Budgets
 
 
 class Runs:
@@ -151,6 +151,7 @@ class Runs:
         published_end: Event | None = None,
         pauses_queue: bool = False,
         next_round: NextRound | None = None,
+        group: str | None = None,
     ) -> Finished:
         """End the run: last entries, message, usage, `message.updated` and the next in the queue.
 
@@ -159,7 +160,7 @@ class Runs:
         back to them. `seen` is what the stop that it ends with had seen. Viewers at other workers
         get `published_end` instead of the last event. With `pauses_queue` what waits in the
         session's queue does not begin by itself. `next_round` does, before all of it, unless
-        another answer of the session waits already.
+        another answer of the session waits already. `group` is the one that holds tokens for it.
 
         There is exactly one winner; a repeat of the winner's own call answers `repeated`. Raises
         `CancelPending` for any other end than `cancelled` with the reason and `seen` of the stop
@@ -219,7 +220,9 @@ class Runs:
             raise error
         uid, now_ms = reply[4].decode(), reply[5]
         await asyncio.gather(
-            self._budgets.charge(uid, response_id, input_tokens + output_tokens, now_ms),
+            self._budgets.charge(
+                uid, response_id, input_tokens + output_tokens, now_ms, group=group
+            ),
             self._indexes.settle(
                 [
                     self._indexes.without_run(response_id),

@@ -6,14 +6,16 @@ are old enough that no session can still be on its way to them.
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import hashlib
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from sessions.connection.link import Command
 from sessions.indexes.indexes import local_ms
-from sessions.indexes.pages import Place, cursor_of, parse_cursor
+from sessions.indexes.pages import Place, cursor_of, newest_after, parse_cursor
 from sessions.model.arguments import check_uid
 from sessions.model.codec import decode_session
 from sessions.model.errors import InvalidCursor
@@ -24,7 +26,18 @@ from sessions.store.context import StoreContext
 
 MAX_SCANNED: Final = 2000  # sessions that one page of a search looks at
 SCAN_CHUNK: Final = 200
+MAX_COUNTED: Final = 2000  # sessions whose sizes are added up
 MARK_CHARACTERS: Final = 12  # of a cursor
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """What a user stores; messages and bytes of so many of the sessions, the newest."""
+
+    num_sessions: int
+    num_counted: int
+    num_messages: int
+    num_bytes: int
 
 
 class SessionLists:
@@ -75,6 +88,24 @@ class SessionLists:
             position = found[limit - 1][0]
         next_cursor = None if position is None else user_cursor(uid, position)
         return SessionPage(tuple(session for _, session in found[:limit]), next_cursor)
+
+    async def storage(self, uid: str) -> Stored:
+        """What a user stores; messages and bytes are added up over the newest sessions alone."""
+        check_uid(uid)
+        names = self._context.keys
+        indexes = [names.user_sessions(uid), names.user_hidden_sessions(uid)]
+        places = await newest_after(self._client, indexes, None, MAX_COUNTED)
+        keys = [names.session(session_id, "m") for _, session_id in places]
+        rows, counts = await asyncio.gather(
+            self._client.read_each(keys, "HMGET", "message_count", "bytes"),
+            self._client.read_each(indexes, "ZCARD"),
+        )
+        return Stored(
+            num_sessions=sum(counts),
+            num_counted=len(places),
+            num_messages=sum(int(messages or 0) for messages, _ in rows),
+            num_bytes=sum(int(size or 0) for _, size in rows),
+        )
 
     async def drop_stale(self, uid: str) -> None:
         """Look at all of a user's index entries, and drop those whose session is gone."""

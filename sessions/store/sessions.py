@@ -24,6 +24,7 @@ from sessions.model.errors import (
 from sessions.model.events import SessionEvent
 from sessions.model.ids import check_session_id, derived_session_id, is_message_id, is_user_id
 from sessions.model.keys import TOMBSTONE_MS
+from sessions.model.quotas import USER_SESSIONS
 from sessions.model.records import Session
 from sessions.model.replies import CreatedSession, DeletedSession
 from sessions.model.session_events import (
@@ -33,18 +34,22 @@ from sessions.model.session_events import (
     encode_session_event,
 )
 from sessions.store.context import PUBLISH, SESSION_SUFFIXES, StoreContext
+from sessions.store.quotas.group_sessions import GroupSessions
 from sessions.store.session_lists import SessionLists
 
 
 class Sessions:
     """Sessions, their settings and the logs of their events."""
 
-    def __init__(self, context: StoreContext, lists: SessionLists) -> None:
+    def __init__(
+        self, context: StoreContext, lists: SessionLists, group_sessions: GroupSessions
+    ) -> None:
         self._context = context
         self._client = context.client
         self._indexes = context.indexes
         self._keys = context.keys
         self._lists = lists
+        self._group_sessions = group_sessions
 
     async def create(
         self,
@@ -143,8 +148,18 @@ class Sessions:
         return row[0] is None or row[1] == b"1"
 
     async def reserve(self, uid: str, session_id: str, *, hidden: bool = False) -> None:
-        """Enter a session into its user's index. Raises `QuotaExceeded`."""
-        most = self._context.quotas.sessions_per_user
+        """Enter a session into its user's index, and their group's. Raises `QuotaExceeded`."""
+        most = await self._group_sessions.max_of_user(uid, self._context.quotas.sessions_per_user)
+        await self._reserve_own(uid, session_id, most, hidden=hidden)
+        try:
+            await self._group_sessions.reserve(uid, session_id)
+        except QuotaExceeded:
+            if await self._client.call("EXISTS", self._keys.session(session_id, "m")):
+                return  # it is no one more: a repeat, of one that an older version has made
+            await self._indexes.settle(self._indexes.without_session(uid, session_id))
+            raise
+
+    async def _reserve_own(self, uid: str, session_id: str, most: int, *, hidden: bool) -> None:
         for is_last_try in (False, True):
             reply = await self._client.script(
                 "reserve_session",
@@ -158,7 +173,7 @@ class Sessions:
                 return
             if not is_last_try:
                 await self._lists.drop_stale(uid)  # they count as long as nobody looks
-        raise QuotaExceeded("sessions", most)
+        raise QuotaExceeded("sessions", most, quota=USER_SESSIONS)
 
     async def get(self, uid: str | None, session_id: str) -> Session:
         """The session as it is now; `uid` None skips the owner check. Raises `SessionNotFound`."""
@@ -265,6 +280,7 @@ class Sessions:
         if reply[0] != b"ok":
             raise SessionNotFound
         response_ids = tuple(rid.decode() for rid in reply[3])
+        await self._group_sessions.leave(reply[1].decode(), session_id)
         await self._indexes.settle(
             [
                 *self._indexes.without_session(reply[1].decode(), session_id),

@@ -18,15 +18,19 @@ from typing import Any, Final
 
 import orjson
 
+from sessions.connection.client import Command
 from sessions.indexes.indexes import local_ms
+from sessions.indexes.pages import cursor_of, newest_after, parse_cursor
 from sessions.model.arguments import check_uid
 from sessions.model.errors import SessionNotFound, ShareNotFound
 from sessions.model.ids import check_session_id
+from sessions.model.keys import INDEX_GRACE_MS
 from sessions.model.records import Message
 from sessions.store.context import SESSION_SUFFIXES, StoreContext
 
 PART_BYTES: Final = 64 * 1024  # unpacked at once
 
+_LISTED: Final = ("title", "shared_at")
 _SHARE_ID: Final = re.compile(r"shr_[A-Za-z0-9_-]{44}\Z")
 
 
@@ -53,8 +57,29 @@ class Share:
             yield from lines
 
 
+@dataclass(frozen=True, slots=True)
+class ListedShare:
+    """A share link as admins see it: not the link."""
+
+    session_id: str
+    uid: str
+    title: str
+    shared_at: int
+
+
+@dataclass(frozen=True, slots=True)
+class SharePage:
+    """Newest first; pass `next_cursor` on for older ones, None means no more."""
+
+    shares: tuple[ListedShare, ...]
+    next_cursor: str | None
+
+
 class Shares:
-    """Share links."""
+    """Share links. An index lists them, which may hold entries too many and not too few.
+
+    Older versions know no index: a link of theirs enters it when somebody opens it.
+    """
 
     def __init__(self, context: StoreContext) -> None:
         self._context = context
@@ -71,6 +96,8 @@ class Shares:
         check_session_id(session_id)
         snapshot = await asyncio.to_thread(_pack, messages)
         shared_at = local_ms()
+        index = self._context.keys.shares
+        await self._client.call("ZADD", index, shared_at, session_id)
         reply = await self._client.script(
             "share_session",
             self._context.session_keys(session_id, *SESSION_SUFFIXES),
@@ -82,6 +109,7 @@ class Shares:
             idle_ms=self._context.idle_ms,
         )
         if reply[0] != b"ok":
+            await self._context.indexes.settle([("ZREM", index, session_id)])
             raise SessionNotFound
         return Share(reply[1].decode(), title, shared_at, snapshot, uid)
 
@@ -96,19 +124,49 @@ class Shares:
             raise ShareNotFound
         if reply[0] != b"ok":
             raise SessionNotFound
+        await self._context.indexes.settle([("ZREM", self._context.keys.shares, session_id)])
+
+    async def page(self, limit: int = 50, cursor: str | None = None) -> SharePage:
+        """Everybody's links, the newest first. Raises `InvalidCursor`."""
+        index = self._context.keys.shares
+        places = await newest_after(self._client, [index], parse_cursor(cursor), limit + 1)
+        ids = [session_id for _, session_id in places[:limit]]
+        rows = await self._client.calls(
+            *(("HGET", *self._context.session_keys(sid, "m"), "uid") for sid in ids),
+            *(("HMGET", *self._context.session_keys(sid, "share"), *_LISTED) for sid in ids),
+        )
+        num, shares, stale = len(ids), [], list[Command]()
+        for place, sid in enumerate(ids):
+            uid, (title, shared_at) = rows[place], rows[num + place]
+            if uid is None or shared_at is None:
+                if places[place][0] < local_ms() - INDEX_GRACE_MS:
+                    stale.append(("ZREM", index, sid))
+                continue
+            text = (title or b"").decode()
+            shares.append(ListedShare(sid, uid.decode(), text, int(shared_at)))
+        if stale:
+            await self._context.indexes.settle(stale)
+        more = cursor_of(places[limit - 1]) if len(places) > limit else None
+        return SharePage(tuple(shares), more)
 
     async def get(self, share_id: str) -> Share:
         """What a link shows, to anybody. Raises `ShareNotFound`."""
         if _SHARE_ID.match(share_id) is None:
             raise ShareNotFound
-        session, key = self._context.session_keys("ses_" + share_id[4:26], "m", "share")
-        (owner,), row = await self._client.calls(
-            ("HMGET", session, "uid"), ("HMGET", key, "id", "title", "shared_at", "snapshot")
+        session_id = "ses_" + share_id[4:26]
+        session, key = self._context.session_keys(session_id, "m", "share")
+        index = self._context.keys.shares
+        (owner,), row, listed = await self._client.calls(
+            ("HMGET", session, "uid"),
+            ("HMGET", key, "id", "title", "shared_at", "snapshot"),
+            ("ZSCORE", index, session_id),
         )
         if owner is None or row[0] is None:
             raise ShareNotFound
         if not secrets.compare_digest(row[0], share_id.encode()):
             raise ShareNotFound
+        if listed is None:  # an older version has made it
+            await self._context.indexes.settle([("ZADD", index, int(row[2]), session_id)])
         return Share(share_id, row[1].decode(), int(row[2]), row[3], owner.decode())
 
 

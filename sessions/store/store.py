@@ -21,13 +21,16 @@ from sessions.model.ids import check_session_id
 from sessions.model.keys import PROBE_MS, Keys
 from sessions.model.quotas import Quotas
 from sessions.model.replies import StoreFault
-from sessions.store.allowances import Budgets, Slots
 from sessions.store.appends.append import Appends
 from sessions.store.context import PUBLISH, StoreContext
 from sessions.store.copies import Copies
 from sessions.store.kept.responses import KeptResponses
 from sessions.store.messages import Messages
 from sessions.store.queues import Queues
+from sessions.store.quotas.allowances import Allowances
+from sessions.store.quotas.budgets import Budgets
+from sessions.store.quotas.group_sessions import GroupSessions
+from sessions.store.quotas.slots import Slots
 from sessions.store.responses import Responses
 from sessions.store.runs import Runs
 from sessions.store.session_lists import SessionLists
@@ -60,17 +63,19 @@ class SessionStore:
         self.client = context.client
         self.keys = context.keys
         self.lists = SessionLists(context)
-        self.sessions = Sessions(context, self.lists)
+        self.allowances = Allowances(context.client, context.keys)
+        self.group_sessions = GroupSessions(context, self.allowances)
+        self.sessions = Sessions(context, self.lists, self.group_sessions)
         self.messages = Messages(context)
         self.copies = Copies(context, self.sessions, self.messages)
         self.shares = Shares(context)
-        self.budgets = Budgets(context)
+        self.budgets = Budgets(context, self.allowances)
         self.responses = Responses(context)
         self.kept_responses = KeptResponses(context)
         self.queues = Queues(context)
         self.appends = Appends(context)
         self.runs = Runs(context, self.budgets, self.appends)
-        self.slots = Slots(context)
+        self.slots = Slots(context, self.allowances)
         self.viewers = Viewers(context)
         self._secret = secret
         # Of the data that Redis had when we last looked; None until it has said.

@@ -11,6 +11,7 @@ import { Outbox } from "./connection/outbox.js";
 import { errorText, reasonText } from "./connection/protocol.js";
 import { Socket } from "./connection/socket.js";
 import { Store } from "./connection/storage.js";
+import { Announcement } from "./shell/announcement.js";
 import { Banner } from "./state/banner.js";
 import { Chat } from "./state/chat.js";
 import { answerAgain, answerAgainWith } from "./actions/again.js";
@@ -29,6 +30,7 @@ import { Transcript } from "./transcript/transcript.js";
 
 const INPUT_BYTES = 128 * 1024; // the server refuses a longer question
 const USER = "parley.user"; // whose drafts and messages the browser keeps
+const ANNOUNCED_MS = 1000;
 const THEME = "parley.theme";
 const NO_CHAT = "That file is not a chat that was saved here as JSON.";
 const FRAME_BYTES = 512 * 1024; // the server closes the connection over a larger frame
@@ -79,6 +81,7 @@ export class Page {
       visible: () => !document.hidden,
     });
     this.banner = new Banner(() => this.#checkSignedIn());
+    this.announcement = new Announcement(this.store);
     this.removals = new Removals(this.store, (sessionId) => {
       this.chat.remove(sessionId);
       this.drafts.take(sessionId);
@@ -393,6 +396,12 @@ export class Page {
         break;
       case "restored":
         this.drafts.over("store_unavailable");
+        // What there is to say follows at once, or there is nothing any more.
+        setTimeout(() => this.announcement.show(this.chat.announced), ANNOUNCED_MS);
+        break;
+      case "announced":
+        this.announcement.show(this.chat.announced);
+        if (this.announcement.shown.value) this.spoken.value = this.chat.announced.text;
         break;
       case "conversation":
         if (change.outcome === "replaced" && onScreen) this.transcript.replaced(change.run);

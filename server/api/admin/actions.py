@@ -19,7 +19,9 @@ from server.runs.stop import Stop, cancel_command
 from sessions.directory.credentials import Credentials
 from sessions.directory.evictions import Evictions
 from sessions.directory.finding.names import UserNames
+from sessions.directory.groups import Groups
 from sessions.directory.listing import ListedSession, Listing
+from sessions.directory.notices import Notices
 from sessions.directory.samples import Samples
 from sessions.directory.users import Users
 from sessions.model.errors import ResponseNotFound, RunEnded, SessionNotFound
@@ -44,7 +46,10 @@ class Admin:
         self.listing = Listing(client, keys)
         self.names = UserNames(client, keys, {uid: user.name for uid, user in BUILT_IN.items()})
         self.users = Users(client, keys)
+        store = services.store
+        self.groups = Groups(client, keys, self.users, store.allowances, store.group_sessions)
         self.credentials = Credentials(client, keys)
+        self.notices = Notices(client, keys)
         self.replicas = services.peers.replicas
         self.samples = Samples(client, keys)
 

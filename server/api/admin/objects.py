@@ -103,12 +103,24 @@ class StoppedResponses(Struct, frozen=True):
     responses: list[StoppedResponse]
 
 
+class OwnQuotasObject(Struct, frozen=True):
+    """Of one user; null: the server's setting holds, 0: no limit."""
+
+    tokens_per_day: Count | None
+    sessions: Count | None
+    answers: Count | None
+
+
 class UserObject(Struct, frozen=True):
+    """`group`: whose quotas they share besides their own; null if they are in none."""
+
     id: str
     name: str
     roles: list[str]
     created_at: Milliseconds
     disabled: bool
+    group: str | None
+    quotas: OwnQuotasObject
 
 
 class UserPage(Struct, frozen=True):
@@ -124,6 +136,7 @@ class TokenObject(Struct, frozen=True):
     scopes: list[str]
     created_at: Milliseconds
     expires_at: Milliseconds | None
+    purpose: str
 
 
 class UserDetails(UserObject, frozen=True, kw_only=True):
@@ -141,6 +154,8 @@ class NewToken(Struct, frozen=True):
     user_id: str
     scopes: list[str]
     token: str
+    expires_at: Milliseconds | None
+    purpose: str
 
 
 class Revoked(Struct, frozen=True):

@@ -25,6 +25,7 @@ from sessions.directory.credentials import Credential
 from sessions.directory.users import ROLES, User, new_user_id
 from sessions.model.errors import UserNotFound
 from sessions.model.ids import is_user_id
+from sessions.model.quotas import OwnQuotas
 from sessions.store.store import SessionStore
 
 MAX_NAME_CHARACTERS = 100
@@ -40,6 +41,16 @@ Scope = Annotated[str, Meta(max_length=32, extra_json_schema={"enum": list(ADMIN
 Roles = Annotated[tuple[Role, ...], Meta(max_length=8)]
 Scopes = Annotated[tuple[Scope, ...], Meta(max_length=8)]
 Lifetime = Annotated[int, Meta(ge=1, le=MAX_LIFETIME_SECONDS)]
+Purpose = Annotated[str, Meta(max_length=MAX_NAME_CHARACTERS)]
+OwnQuota = Annotated[int, Meta(ge=0, le=2**53 - 1)]
+
+
+class OwnQuotasBody(Struct, frozen=True):
+    """null: the server's setting holds; 0: no limit."""
+
+    tokens_per_day: OwnQuota | None = None
+    sessions: OwnQuota | None = None
+    answers: OwnQuota | None = None
 
 
 class PageQuery(Struct, frozen=True):
@@ -48,25 +59,33 @@ class PageQuery(Struct, frozen=True):
 
 
 class CreateUserBody(Struct, frozen=True):
-    """`scopes` and `expires_in_s` are those of the user's first token."""
+    """`scopes`, `expires_in_s` and `purpose` are those of the user's first token."""
 
     name: Name
     roles: Roles = ("user",)
     scopes: Scopes = ()
     expires_in_s: Lifetime | None = None
+    purpose: Purpose = ""
 
 
 class UpdateUserBody(Struct, frozen=True):
-    """What is given is changed; open connections end if roles do, or with `disabled`."""
+    """What is given is changed; open connections end if roles do, or with `disabled`.
+
+    `quotas` are replaced together.
+    """
 
     name: Name | None = None
     roles: Roles | None = None
     disabled: bool | None = None
+    quotas: OwnQuotasBody | None = None
 
 
 class CreateTokenBody(Struct, frozen=True):
+    """`purpose`: what the token is for, as admins see it beside the others."""
+
     scopes: Scopes = ()
     expires_in_s: Lifetime | None = None
+    purpose: Purpose = ""
 
 
 class AdminUserOperations:
@@ -117,7 +136,7 @@ class AdminUserOperations:
                 "PATCH",
                 one,
                 self.update,
-                "Change a user's name or roles, or keep them out",
+                "Change a user's name, roles or quotas, or keep them out",
                 body=UpdateUserBody,
                 answers={200: UserDetails},
             ),
@@ -187,7 +206,9 @@ class AdminUserOperations:
             actor, "user.create", uid, f"{name}: {' '.join((*roles, *scopes))}"
         )
         user = await self._users.create(name, roles, uid=uid)
-        token = await self._credentials.create_token(user.uid, body.expires_in_s, scopes=scopes)
+        token = await self._credentials.create_token(
+            user.uid, body.expires_in_s, scopes=scopes, purpose=clean_title(body.purpose)
+        )
         return json_response({**user_wire(user), "scopes": list(scopes), "token": token}, 201)
 
     async def read(self, call: Call) -> Response:
@@ -199,10 +220,17 @@ class AdminUserOperations:
         user = await self._user(call)
         name = None if body.name is None else check_name(body.name)
         roles = None if body.roles is None else check_roles(body.roles)
+        quotas = None if body.quotas is None else own_quotas(body.quotas)
         given = {"name": name, "roles": roles, "disabled": body.disabled}
+        if quotas is not None:
+            given |= {f"quotas.{name}": most for name, most in asdict(quotas).items()}
+            given |= {} if any(v is not None for v in asdict(quotas).values()) else {"quotas": "-"}
         changes = " ".join(f"{key}={value}" for key, value in given.items() if value is not None)
         await self._admin.auditor.note(actor_of(call), "user.update", user.uid, changes)
-        changed = await self._users.update(user.uid, name=name, roles=roles, disabled=body.disabled)
+        changed = await self._users.update(
+            user.uid, name=name, roles=roles, disabled=body.disabled, quotas=quotas
+        )
+        self._store.allowances.forget()
         return json_response(await self._details(changed))
 
     async def delete(self, call: Call) -> Response:
@@ -217,14 +245,20 @@ class AdminUserOperations:
         body: CreateTokenBody = to_struct(await call.body(), CreateTokenBody)
         user, actor = await self._user(call), actor_of(call)
         scopes = check_scopes(body.scopes, user.roles, actor)
-        await self._admin.auditor.note(actor, "token.create", user.uid, " ".join(scopes))
-        token = await self._credentials.create_token(user.uid, body.expires_in_s, scopes=scopes)
+        purpose = clean_title(body.purpose)
+        reason = " ".join((*scopes, purpose)).strip()
+        await self._admin.auditor.note(actor, "token.create", user.uid, reason)
+        token = await self._credentials.create_token(
+            user.uid, body.expires_in_s, scopes=scopes, purpose=purpose
+        )
         try:
             await self._users.user(user.uid)
         except UserNotFound:  # deleted meanwhile: nothing of them stays
             await self._credentials.revoke(token)
             raise
-        return json_response({"user_id": user.uid, "scopes": list(scopes), "token": token}, 201)
+        made = await self._credentials.lookup(token)
+        wire = {"user_id": user.uid, "scopes": list(scopes), "token": token, "purpose": purpose}
+        return json_response({**wire, "expires_at": made and made.expires_at}, 201)
 
     async def revoke_all(self, call: Call) -> Response:
         user = await self._user(call)
@@ -285,6 +319,8 @@ def user_wire(user: User) -> dict[str, Any]:
         "roles": list(user.roles),
         "created_at": user.created_at,
         "disabled": user.disabled,
+        "group": user.group or None,
+        "quotas": asdict(user.quotas),
     }
 
 
@@ -296,7 +332,12 @@ def token_wire(credential: Credential) -> dict[str, Any]:
         "scopes": list(credential.scopes),
         "created_at": credential.created_at,
         "expires_at": credential.expires_at,
+        "purpose": credential.purpose,
     }
+
+
+def own_quotas(body: OwnQuotasBody) -> OwnQuotas:
+    return OwnQuotas(body.tokens_per_day, body.sessions, body.answers)
 
 
 def check_name(name: str) -> str:

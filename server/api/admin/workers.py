@@ -1,4 +1,4 @@
-"""The workers, the audit log and the figures of all, over HTTP, for admins."""
+"""The workers and the figures of all, over HTTP, for admins."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -7,9 +7,8 @@ from msgspec import Struct
 from starlette.responses import Response
 
 from server.api.admin.actions import Admin
-from server.api.admin.objects import AuditPage, Draining, Replicas, Stats
+from server.api.admin.objects import Draining, Replicas, Stats
 from server.api.admin.sessions import StopBody, actor_of
-from server.api.admin.users import PageQuery
 from server.api.rest.operation import Access, Call, Operation, json_response
 from server.protocol.client_frames import to_struct
 from server.protocol.errors import ApiError
@@ -53,15 +52,6 @@ class AdminReplicaOperations:
             ),
             Operation(
                 method="GET",
-                path="/v1/admin/audit",
-                access=Access.ADMIN,
-                endpoint=self.audit,
-                summary="Who did or read what as an admin, newest first",
-                query=PageQuery,
-                answers={200: AuditPage},
-            ),
-            Operation(
-                method="GET",
                 path="/v1/admin/stats",
                 access=Access.ADMIN,
                 endpoint=self.stats,
@@ -83,22 +73,6 @@ class AdminReplicaOperations:
         if not await self._store.publish_control(name, {"type": "drain"}):
             raise ApiError("not_found", "that worker hears nothing any more")
         return json_response({"id": name, "draining": True}, 202)
-
-    async def audit(self, call: Call) -> Response:
-        page = await self._admin.auditor.log.page(call.query.limit, call.query.cursor)
-        entries = [
-            {
-                "id": entry.id,
-                "at": entry.at,
-                "actor": entry.actor,
-                "action": entry.action,
-                "target": entry.target,
-                "reason": entry.reason,
-                "address": entry.address,
-            }
-            for entry in page.entries
-        ]
-        return json_response({"entries": entries, "next_cursor": page.next_cursor})
 
     async def stats(self, call: Call) -> Response:
         roll = roll_wire(await self._admin.replicas.roll())

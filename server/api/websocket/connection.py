@@ -169,6 +169,8 @@ class Connection:
         self.outbox.put(self._ready_frame())
         if degraded := self._services.health.degraded:
             self.outbox.put(degraded_frame(degraded))
+        if (notice := self._services.notices.frame) is not None:
+            self.outbox.put(notice)
         try:
             await hub.add_watcher(self)
             await self._talk()

@@ -35,7 +35,6 @@ from server.generation.sampling import (
     sampling_params,
 )
 from server.protocol.errors import ApiError, invalid_field
-from sessions.model.quotas import Budget
 
 RESTARTING = "the server is restarting"
 
@@ -68,7 +67,7 @@ class StatelessAnswers:
         with self._admission.beginning():
             settings = self._settings(model, asked)
             prompts = await self._prompts(uid, engine, asked, settings)
-        num_tokens = _tokens(settings, entered.budget, prompts, asked.num_answers)
+        num_tokens = await self._tokens(entered, settings, prompts, asked.num_answers)
         salt, name = self._salt_of(uid), asked.conversation
         work = Work(
             engine,
@@ -109,6 +108,24 @@ class StatelessAnswers:
     def _end(self, answer: StatelessAnswer, entered: Entered) -> None:
         self._running.remove(answer)
         self._entry.charge(entered, answer.num_prompt_tokens + answer.num_output_tokens)
+
+    async def _tokens(
+        self,
+        entered: Entered,
+        settings: Mapping[str, Any],
+        prompts: Sequence[Sequence[int]],
+        num_answers: int,
+    ) -> int:
+        """So many at most of each answer: what was asked for, and is left of the day for it; one
+        at least.
+        """
+        most = entered.engine.model_config.max_model_len
+        asked = int(settings["max_output_tokens"])
+        num_prompt = sum(map(len, prompts))
+        wanted = num_prompt + num_answers * sum(min(asked, most - len(one)) for one in prompts)
+        num_all = num_answers * len(prompts)
+        left = await self._entry.hold(entered, wanted=wanted, least=num_prompt + num_all)
+        return asked if left is None else max(1, min(asked, (left - num_prompt) // num_all))
 
     # ---- what the engine is asked ---------------------------------------------------------------
 
@@ -218,22 +235,6 @@ def _echoes(engine: EngineClient, asked: Asked) -> list[str]:
         return [each if isinstance(each, str) else decode(each) for each in asked.prompts]
     except ValidationError as error:
         raise invalid_field("prompt", "these are no token ids") from error
-
-
-def _tokens(
-    settings: Mapping[str, Any],
-    budget: Budget | None,
-    prompts: Sequence[Sequence[int]],
-    num_answers: int,
-) -> int:
-    """So many at most of each answer: what was asked for, and is left of the user's day for it; one
-    at least.
-    """
-    wanted = int(settings["max_output_tokens"])
-    if budget is None:
-        return wanted
-    left = budget.remaining - sum(map(len, prompts))
-    return max(1, min(wanted, left // (num_answers * len(prompts))))
 
 
 def _too_long(num_tokens: str, limit: int) -> ApiError:

@@ -38,6 +38,7 @@ class StatelessEmbeddings:
             entered = await self._entry.enter(uid, model, leave)
             prompts = [await self._prompt(entered, place, text) for place, text in enumerate(texts)]
             num_tokens = sum(map(len, prompts))
+            await self._entry.hold(entered, wanted=num_tokens, least=num_tokens)
             leave.callback(self._entry.charge, entered, num_tokens)
             room = asyncio.Semaphore(AT_ONCE)
             tasks = [

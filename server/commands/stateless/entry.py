@@ -18,6 +18,7 @@ from server.engines.models import Models
 from server.protocol.errors import ApiError
 from server.runs.active_limit import ActiveLimit
 from sessions.background import Background
+from sessions.model.errors import StoreUnavailable
 from sessions.model.ids import new_response_id, new_session_id
 from sessions.model.quotas import Budget
 from sessions.store.store import SessionStore
@@ -34,6 +35,7 @@ class Entered:
     model: ServedModel
     engine: EngineClient
     budget: Budget | None  # what is left of the user's tokens; None: they are not counted
+    group: str | None = None  # whose quotas its user shares
 
 
 class Entry:
@@ -44,7 +46,7 @@ class Entry:
         store: SessionStore,
         models: Models,
         admission: Admission,
-        limit: ActiveLimit | None,
+        limit: ActiveLimit,
     ) -> None:
         self._store = store
         self._models = models
@@ -53,6 +55,7 @@ class Entry:
         self._inside: dict[str, str] = {}  # id of each call → its user
         self._empty = asyncio.Event()
         self._empty.set()
+        self._held: dict[str, str] = {}  # id of a call → the group that holds tokens for it
         self._background = Background()
 
     def slots(self) -> list[tuple[str, str]]:
@@ -72,19 +75,32 @@ class Entry:
         with self._admission.beginning():
             engine = await self._engine(model)
         call_id = new_response_id(new_session_id())
-        if self._limit is not None:
-            # First, since a client may leave while the store counts.
-            leave.callback(self._limit.free, uid, call_id)
-            await self._limit.take(uid, call_id)
+        # First, since a client may leave while the store counts.
+        leave.callback(self._limit.free, uid, call_id)
+        await self._limit.take(uid, call_id)
+        group = (await self._store.allowances.of(uid)).group
         self._inside[call_id] = uid
         self._empty.clear()
         leave.callback(self._leave, call_id)
-        return Entered(call_id, uid, model, engine, budget)
+        return Entered(call_id, uid, model, engine, budget, group)
+
+    async def hold(self, entered: Entered, *, wanted: int, least: int) -> int | None:
+        """How many tokens the call may use; None for any number. At most as many as are wanted.
+
+        What the user's group holds for it is given back at the end. Raises `QuotaExceeded`.
+        """
+        own = None if entered.budget is None else entered.budget.own_left
+        if entered.group is None:
+            return own
+        self._held[entered.id] = entered.group
+        held = await self._store.budgets.hold(entered.group, entered.id, wanted=wanted, least=least)
+        return held if own is None else min(own, held)
 
     def charge(self, entered: Entered, num_tokens: int) -> None:
         """What the call has cost its user, once."""
-        if num_tokens:
-            self._background.spawn(self._charge(entered, num_tokens))
+        group = self._held.pop(entered.id, None)
+        if num_tokens or group is not None:
+            self._background.spawn(self._charge(entered, num_tokens, group))
 
     async def wait_empty(self, seconds: float) -> None:
         """Return when no call lasts any more, or after so long."""
@@ -109,9 +125,15 @@ class Entry:
 
     def _leave(self, call_id: str) -> None:
         del self._inside[call_id]
+        if (group := self._held.pop(call_id, None)) is not None:  # it has failed before it began
+            self._background.spawn(self._give_back(group, call_id))
         if not self._inside:
             self._empty.set()
 
-    async def _charge(self, entered: Entered, num_tokens: int) -> None:
+    async def _charge(self, entered: Entered, num_tokens: int, group: str | None) -> None:
         now_ms = await self._store.client.now_ms()
-        await self._store.budgets.charge(entered.uid, entered.id, num_tokens, now_ms)
+        await self._store.budgets.charge(entered.uid, entered.id, num_tokens, now_ms, group=group)
+
+    async def _give_back(self, group: str, call_id: str) -> None:
+        with suppress(StoreUnavailable):
+            await self._store.budgets.settle(group, call_id, 0)

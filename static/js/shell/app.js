@@ -8,7 +8,7 @@ import { html } from "../widgets/html.js";
 import { Down, Mark, Menu, Plus, Sliders } from "../widgets/icons.js";
 import { Composer } from "./composer.js";
 import { ModelName } from "./models.js";
-import { BannerPlace, SignedOut, Spoken, Toasts } from "./notices.js";
+import { AnnouncementPlace, BannerPlace, SignedOut, Spoken, Toasts } from "./notices.js";
 import { QueuePlace } from "./queue.js";
 import { Sidebar } from "./sidebar.js";
 
@@ -46,6 +46,7 @@ export function App({ page }) {
     <div class="backdrop" onClick=${() => (page.drawerOpen.value = false)}></div>
     <main class="chat" inert=${drawerOpen}>
       <${Header} page=${page} />
+      <${AnnouncementPlace} page=${page} />
       <${BannerPlace} page=${page} />
       <div class="stage">
         <${TranscriptPlace} page=${page} />

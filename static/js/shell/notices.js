@@ -1,7 +1,18 @@
-/** What the page has to say beside the conversation: banner, toasts, the sign-in card, the spoken line. */
+/** What the page has to say beside the conversation: an admin's notice, banner, toasts, the sign-in card, the spoken line. */
 
 import { html } from "../widgets/html.js";
 import { Mark } from "../widgets/icons.js";
+import { visibleOutput } from "../widgets/visible.js";
+
+/** What an admin says to all users: their words are text, whatever they are. */
+export function AnnouncementPlace({ page }) {
+  const notice = page.announcement.shown.value;
+  if (!notice) return null;
+  return html`<div class=${`announcement ${notice.level === "warning" ? "warning" : "info"}`} role="note">
+    <p dir="auto">${visibleOutput(notice.text)}</p>
+    <button type="button" onClick=${() => page.announcement.dismiss()}>Dismiss</button>
+  </div>`;
+}
 
 export function BannerPlace({ page }) {
   const banner = page.banner.shown.value;

@@ -19,7 +19,7 @@ const UNFIT = new Set(["invalid_field", "message_too_large", "context_length_exc
 /**
  * @typedef {object} Change
  * @property {"sessions" | "conversation" | "text" | "refused" | "unchanged" | "opened" | "gone" | "ended"
- *   | "restored" | "notice" | "returned"} kind
+ *   | "restored" | "announced" | "notice" | "returned"} kind
  * @property {string} [sessionId]
  */
 
@@ -33,6 +33,8 @@ export class Chat {
   ready = null;
   /** What the server said is not well: `{store: "unavailable", engine: "stalled"}`; empty when all is. */
   degraded = {};
+  /** @type {object | null} what an admin has to say to all users */
+  announced = null;
   stats = { applied: 0, dropped: 0, resumed: 0, replaced: 0 };
   #send;
   #refetch;
@@ -264,10 +266,14 @@ export class Chat {
       case "connection.ready":
         this.ready = frame;
         this.degraded = {};
+        this.announced = null;
         return this.#changed("restored");
       case "connection.degraded":
       case "connection.restored":
         return this.#health(frame);
+      case "notice.updated":
+        this.announced = frame.notice;
+        return this.#changed("announced");
       case "session.created":
         return this.#sessionCreated(frame);
       case "session.subscribed":

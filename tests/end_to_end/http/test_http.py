@@ -52,6 +52,7 @@ def all_routes() -> Iterator[tuple[str, str]]:
             message_id=UNKNOWN_MESSAGE,
             response_id=UNKNOWN_RESPONSE,
             uid="usr_" + "A" * 22,
+            gid="grp_" + "A" * 22,
             token_id="0" * 16,
             replica="nobody",
             share_id=UNKNOWN_SHARE,

@@ -88,3 +88,29 @@ def test_an_exception_is_logged_with_its_place_and_no_local_variables(log_format
     assert "the reason" in done.stderr
     assert '"fail"' in done.stderr or "in fail" in done.stderr
     assert "a user wrote" not in done.stderr.replace('fail("what a user wrote")', "")
+
+
+def test_a_level_that_changes_holds_for_loggers_that_are_there() -> None:
+    """Each line says what the level was when it was asked for."""
+    code = """
+import structlog
+from server.telemetry.logs import configure_logs, log_level, set_log_level
+configure_logs("info", "json", "worker-1")
+logger = structlog.get_logger("server")
+for level in ("info", "debug", "error", "loud", "warning"):
+    set_log_level(level)
+    logger.debug("d", at=level)
+    logger.info("i", at=level)
+    logger.warning("w", at=level)
+    logger.error("e", at=level)
+    assert log_level() == ("error" if level == "loud" else level)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE
+    )
+    assert done.returncode == 0, done.stderr
+    said = [json.loads(line) for line in done.stderr.splitlines()]
+    by_level = {level: "" for level in ("info", "debug", "error", "loud", "warning")}
+    for line in said:
+        by_level[line["at"]] += line["event"]
+    assert by_level == {"info": "iwe", "debug": "diwe", "error": "e", "loud": "e", "warning": "we"}

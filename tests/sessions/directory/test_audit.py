@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from sessions.directory.audit import AuditLog
+from sessions.directory import audit as module
+from sessions.directory.audit import AuditFilter, AuditLog
 from sessions.model.errors import InvalidCursor
 from sessions.store.store import SessionStore
 
@@ -58,3 +59,28 @@ async def test_a_repeat_after_a_lost_reply_adds_nothing(
     await audit.write(actor="a", action="other")
     await append()
     assert [entry.action for entry in (await audit.page()).entries] == ["other", "b"]
+
+
+async def test_a_filter_finds_what_fits_in_bounded_steps(
+    store: SessionStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MAX_EXAMINED", 20)
+    monkeypatch.setattr(module, "CHUNK_ENTRIES", 6)
+    log = AuditLog(store.client, store.keys)
+    for number in range(50):
+        action = "user.create" if number % 25 == 0 else "session.stop"
+        await log.write(actor=f"a{number % 2}", action=action, target=f"t{number}")
+    pages, cursor = [], None
+    while True:
+        page = await log.page(10, cursor, AuditFilter(action="user.*"))
+        pages.append([entry.target for entry in page.entries])
+        if (cursor := page.next_cursor) is None:
+            break
+    assert pages == [[], ["t25"], ["t0"]]
+    (only,) = (await log.page(10, None, AuditFilter(target="t49", actor="a1"))).entries
+    since = AuditFilter(since=only.at + 1)
+    assert all(entry.at > only.at for entry in (await log.page(10, None, since)).entries)
+    page = await log.page(3)
+    assert [entry.target for entry in page.entries] == ["t49", "t48", "t47"]
+    rest = await log.page(2, page.next_cursor)
+    assert [entry.target for entry in rest.entries] == ["t46", "t45"]

@@ -1,0 +1,103 @@
+"""What the answers of these operations hold; the OpenAPI document is made from it."""
+
+from msgspec import Struct
+
+from server.api.admin.objects import UserName, UserObject
+from server.protocol.objects import Count, Milliseconds
+
+
+class SharedQuotas(Struct, frozen=True):
+    """What the members of a group share; null means no limit."""
+
+    tokens_per_day: Count | None
+    sessions: Count | None
+    answers: Count | None
+
+
+class GroupObject(Struct, frozen=True):
+    """`tokens_held`: those of the day that running answers may still use."""
+
+    id: str
+    name: str
+    created_at: Milliseconds
+    quotas: SharedQuotas
+    members: Count
+    sessions: Count
+    tokens_today: Count
+    tokens_held: Count
+
+
+class GroupList(Struct, frozen=True):
+    groups: list[GroupObject]
+    next_cursor: str | None
+
+
+class MemberList(Struct, frozen=True):
+    users: list[UserObject]
+    next_cursor: str | None
+
+
+class Member(Struct, frozen=True):
+    group: str
+    user: UserName
+
+
+class AdminNotice(Struct, frozen=True):
+    """`by`: whose notice it is; users are not told."""
+
+    id: str
+    level: str
+    text: str
+    until: Milliseconds
+    created_at: Milliseconds
+    by: str
+
+
+class ShownNotice(Struct, frozen=True):
+    notice: AdminNotice | None
+
+
+class AdminShare(Struct, frozen=True):
+    """A share link. `title` is null without the scope for transcripts."""
+
+    session_id: str
+    user: UserName
+    title: str | None
+    shared_at: Milliseconds
+
+
+class ShareList(Struct, frozen=True):
+    shares: list[AdminShare]
+    next_cursor: str | None
+
+
+class Storage(Struct, frozen=True):
+    """`messages` and `bytes` are those of the `counted` newest sessions."""
+
+    user_id: str
+    sessions: Count
+    counted: Count
+    messages: Count
+    bytes: Count
+
+
+class RunningSetting(Struct, frozen=True):
+    """`origin`: `default`, `environment` or `option`."""
+
+    name: str
+    value: str | None
+    origin: str
+    about: str
+
+
+class RunningSettings(Struct, frozen=True):
+    settings: list[RunningSetting]
+
+
+class WorkerLogLevel(Struct, frozen=True):
+    id: str
+    level: str
+
+
+class Restarting(Struct, frozen=True):
+    id: str

@@ -1,0 +1,1 @@
+"""What an admin has to say to all users."""

@@ -1,0 +1,1 @@
+"""What users and groups may still have: tokens of the day, answers at a time."""

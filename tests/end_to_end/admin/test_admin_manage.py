@@ -1,0 +1,205 @@
+"""What admins manage: audit, share links, a notice to all, settings, workers; on two workers."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from tests.end_to_end.clients.http_client import Http, ask_and_follow, code_of
+from tests.end_to_end.clients.operators import audit, for_new_user, new_user
+from tests.end_to_end.site.harness import Client, Server
+from tests.helpers.patience import PATIENCE
+from tests.helpers.tiny_model import oracle_word
+
+HOSTILE = '<img src=x onerror="alert(1)">'
+SHORT = {"temperature": 0, "max_output_tokens": 3}
+
+
+# ---- the audit log ------------------------------------------------------------------------------
+
+
+async def test_the_audit_log_is_filtered_and_paged(admin: Http) -> None:
+    users = [await new_user(admin, name=f"user {number}") for number in range(3)]
+    one = users[1]
+    await admin.ask("PATCH", f"/v1/admin/users/{one['id']}", json={"disabled": True})
+
+    async def entries(**query: Any) -> list[dict[str, Any]]:
+        page = await admin.ask("GET", "/v1/admin/audit", params={"limit": 200, **query})
+        assert page.status_code == 200, page.text
+        found: list[dict[str, Any]] = page.json()["entries"]
+        return found
+
+    assert [e["action"] for e in await entries(target=one["id"])] == ["user.update", "user.create"]
+    assert [e["action"] for e in await entries(target=one["id"], action="user.c*")] == [
+        "user.create"
+    ]
+    assert await entries(target=one["id"], action="user.delete") == []
+    assert await entries(actor="usr_" + "x" * 22) == []
+    (created, *_) = await entries(target=users[0]["id"])
+    assert created in await entries(since=created["at"], until=created["at"], action="user.create")
+    assert created not in await entries(since=created["at"] + 1)
+    assert created not in await entries(until=created["at"] - 1)
+    page = (await admin.get("/v1/admin/audit?limit=1&action=user.create")).json()
+    rest = (
+        await admin.get(f"/v1/admin/audit?limit=1&action=user.create&cursor={page['next_cursor']}")
+    ).json()
+    assert page["entries"][0]["target"] == users[2]["id"]
+    assert rest["entries"][0]["target"] == one["id"]
+
+
+# ---- share links, storage -----------------------------------------------------------------------
+
+
+async def test_share_links_are_listed_without_the_link_and_taken_back(
+    two_workers: Server, admin: Http
+) -> None:
+    server = await for_new_user(two_workers)
+    async with Http(server) as http:
+        session = (await http.new_session(title=HOSTILE))["id"]
+        async with ask_and_follow(server, session, oracle_word(1), settings=SHORT) as stream:
+            await stream.next("response.done")
+        share = (await http.post(f"/v1/sessions/{session}/share")).json()
+        listed = await admin.get("/v1/admin/shares")
+        (shown,) = [one for one in listed.json()["shares"] if one["session_id"] == session]
+        assert (shown["title"], shown["user"]["name"]) == (HOSTILE, "Ada")
+        assert share["id"] not in listed.text
+        path = f"/v1/admin/shares/{session}"
+        assert (await http.get(f"/s/{share['id']}")).status_code == 200
+        assert (await admin.ask("DELETE", path)).status_code == 204
+        assert (await http.get(f"/s/{share['id']}")).status_code == 404
+        assert code_of(await admin.ask("DELETE", path)) == (404, "not_found")
+        assert session not in (await admin.get("/v1/admin/shares")).text
+        assert (await audit(admin, session))[-1] == "share.revoke"
+
+
+async def test_titles_of_share_links_need_the_scope_for_transcripts(
+    two_workers: Server, admin: Http
+) -> None:
+    server = await for_new_user(two_workers)
+    async with Http(server) as http:
+        session = (await http.new_session(title="My diary"))["id"]
+        await http.post(f"/v1/sessions/{session}/share")
+    other = await new_user(admin, roles=["admin"], scopes=["admin"])
+    async with Http(two_workers, other["token"]) as http:
+        listed = await http.get("/v1/admin/shares")
+        assert session in listed.text and "diary" not in listed.text
+
+
+async def test_what_a_user_stores_is_added_up(two_workers: Server, admin: Http) -> None:
+    user = await new_user(admin)
+    async with Http(two_workers, user["token"]) as http:
+        for _ in range(2):
+            session = (await http.new_session())["id"]
+        server = await for_new_user(two_workers)
+        server.token = user["token"]
+        async with ask_and_follow(server, session, oracle_word(1), settings=SHORT) as stream:
+            await stream.next("response.done")
+        stored = (await admin.get(f"/v1/admin/users/{user['id']}/storage")).json()
+    assert (stored["sessions"], stored["counted"], stored["messages"]) == (2, 2, 2)
+    assert stored["bytes"] > 100
+    unknown = f"/v1/admin/users/usr_{'A' * 22}/storage"
+    assert code_of(await admin.get(unknown)) == (404, "not_found")
+    assert (await admin.get("/v1/admin/users/local/storage")).status_code == 200
+
+
+# ---- a notice to all users ----------------------------------------------------------------------
+
+
+async def test_a_notice_is_shown_on_every_page_at_once_and_to_those_who_come_later(
+    two_workers: Server, admin: Http
+) -> None:
+    user = await new_user(admin)
+    async with Client(two_workers) as first, Client(two_workers, token=user["token"]) as second:
+        body = {"text": f"{HOSTILE}\u202e\n", "level": "warning", "expires_in_s": 600}
+        shown = (await admin.ask("PUT", "/v1/admin/notice", json=body)).json()["notice"]
+        assert (shown["text"], shown["level"], shown["by"]) == (HOSTILE, "warning", "admin")
+        for client in (first, second):
+            notice = (await client.next("notice.updated"))["notice"]
+            assert notice == {name: value for name, value in shown.items() if name != "by"}
+        assert (await admin.get("/v1/admin/notice")).json()["notice"] == shown
+        async with asyncio.timeout(PATIENCE):
+            async with Client(two_workers) as late:
+                assert (await late.next("notice.updated"))["notice"]["id"] == shown["id"]
+        assert (await admin.ask("DELETE", "/v1/admin/notice")).status_code == 204
+        for client in (first, second):
+            assert (await client.next("notice.updated"))["notice"] is None
+    assert code_of(await admin.ask("DELETE", "/v1/admin/notice")) == (404, "not_found")
+    assert (await audit(admin, ""))[:3] == ["notice.delete", "notice.delete", "notice.put"]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"text": "x"},
+        {"text": " \n", "expires_in_s": 5},
+        {"text": "x", "expires_in_s": 0},
+        {"text": "x" * 501, "expires_in_s": 5},
+        {"text": "x", "expires_in_s": 5, "level": "loud"},
+    ],
+)
+async def test_a_notice_that_makes_no_sense_is_refused(admin: Http, body: dict[str, Any]) -> None:
+    answer = await admin.ask("PUT", "/v1/admin/notice", json=body)
+    assert code_of(answer) == (400, "invalid_field")
+
+
+# ---- settings, workers --------------------------------------------------------------------------
+
+
+async def test_the_settings_are_shown_as_they_run_without_secrets(
+    two_workers: Server, admin: Http
+) -> None:
+    answer = await admin.get("/v1/admin/settings")
+    shown = {one["name"]: one for one in answer.json()["settings"]}
+    assert shown["PARLEY_WORKERS"]["value"] == "2"
+    assert shown["PARLEY_WORKERS"]["origin"] in ("environment", "option")
+    assert shown["PARLEY_LOG_LEVEL"]["about"] and shown["PARLEY_MAX_BYTES_PER_SESSION"]["value"]
+    assert two_workers.token not in answer.text
+
+
+async def test_a_worker_logs_more_until_it_is_told_otherwise(admin: Http) -> None:
+    (replica, *_) = (await admin.get("/v1/admin/replicas")).json()["replicas"]
+    path = f"/v1/admin/replicas/{replica['id']}/log-level"
+    for level in ("debug", replica["log_level"]):
+        answer = await admin.post(path, {"level": level, "reason": "to look"})
+        assert (answer.status_code, answer.json()["level"]) == (202, level)
+        await says(admin, replica["id"], level)
+    assert (await audit(admin, replica["id"]))[:2] == ["replica.log_level"] * 2
+    assert code_of(await admin.post(path, {"level": "loud"})) == (400, "invalid_field")
+    unknown = "/v1/admin/replicas/nobody/log-level"
+    assert code_of(await admin.post(unknown, {"level": "debug"})) == (404, "not_found")
+
+
+async def says(admin: Http, replica: str, level: str) -> None:
+    """Return when the worker says so of itself."""
+    async with asyncio.timeout(PATIENCE):
+        while True:
+            listed = (await admin.get("/v1/admin/replicas")).json()["replicas"]
+            if level in [one["log_level"] for one in listed if one["id"] == replica]:
+                return
+            await asyncio.sleep(0.05)  # it tells Redis, and nobody else
+
+
+async def test_how_workers_run_has_a_scope_of_its_own(two_workers: Server, admin: Http) -> None:
+    other = await new_user(admin, roles=["admin"], scopes=["admin", "admin:transcripts"])
+    async with Http(two_workers, other["token"]) as http:
+        for path in ("log-level", "restart"):
+            answer = await http.post(f"/v1/admin/replicas/nobody/{path}", {"level": "debug"})
+            assert code_of(answer) == (403, "forbidden")
+        assert (await http.get("/v1/admin/replicas")).status_code == 200
+
+
+async def test_without_the_right_nothing_is_managed(two_workers: Server, admin: Http) -> None:
+    user = await new_user(admin)
+    async with Http(two_workers, user["token"]) as http:
+        for method, path in (
+            ("GET", "audit"),
+            ("GET", "shares"),
+            ("DELETE", f"shares/ses_{'A' * 22}"),
+            ("GET", "users/local/storage"),
+            ("GET", "notice"),
+            ("PUT", "notice"),
+            ("DELETE", "notice"),
+            ("GET", "settings"),
+        ):
+            answer = await http.ask(method, f"/v1/admin/{path}", json={})
+            assert code_of(answer) == (403, "forbidden"), path
