@@ -162,9 +162,9 @@ class Addresses:
     )  # nobody can tell a stop too early from the model's own
 
     def __init__(self, folder: Path, model: Path, seed: int) -> None:
-        self.happened: Counter[str] = Counter()
         file = folder / "facts"
         self.facts = EngineFacts(file)
+        self.happened = self.facts.happened
         arguments = [str(file), str(model / "tokenizer.json"), str(seed)]
         self.engines = [Engine(kind, kind, self.facts, arguments) for kind in KINDS]
         self.setting = ",".join(engine.entry for engine in self.engines)
@@ -214,7 +214,7 @@ class Addresses:
         self.facts.read()
         self.happened[CUT_BY_DEATHS] += len(self.facts.open_at([engine.process.pid]))
         engine.kill()
-        self.facts.faults.append((time.monotonic(), DEATHS))
+        self.facts.fault(time.monotonic(), DEATHS)
         await asyncio.sleep(seconds)
         if engine.process is None:
             engine.start()
@@ -222,7 +222,7 @@ class Addresses:
     async def _stand_still(self, engine: Engine, seconds: float) -> None:
         if engine.process is None:
             return
-        self.facts.faults.append((time.monotonic(), STOPS))
+        self.facts.fault(time.monotonic(), STOPS)
         engine.signal(signal.SIGSTOP)
         try:
             await asyncio.sleep(seconds)
@@ -264,8 +264,6 @@ class Addresses:
         yield from (f"I6 no answer is live, and an engine has {one}" for one in left)
         yield from violations(told, self.facts, "tokens")
         yield from self.facts.odd(words)
-        for _, name in self.facts.faults:
-            self.happened[name] += 1
         self.facts.forget()
 
 

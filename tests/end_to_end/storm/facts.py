@@ -1,6 +1,7 @@
 """What engines say that they did, and whether what Parley said of its answers was the truth."""
 
 import json
+import time
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -33,7 +34,8 @@ class EngineFacts:
 
     def __init__(self, file: Path) -> None:
         self.asked: list[Asked] = []
-        self.faults: list[tuple[float, str]] = []  # of engines, and of single answers
+        self.faults: list[tuple[float, str]] = []  # of late, of engines and of single answers
+        self.happened: Counter[str] = Counter()  # all of them
         self._file = file
         self._place = 0
         self._open: dict[tuple[int, int], Asked] = {}  # by process and number
@@ -46,9 +48,14 @@ class EngineFacts:
         self._place = end
 
     def forget(self) -> None:
-        """What was before this round; open requests stay."""
+        """What was before this round, but for what may be felt in the next."""
         self.asked = list(self._open.values())
-        self.faults.clear()
+        late = time.monotonic() - LEAD_SECONDS
+        self.faults = [(at, name) for at, name in self.faults if at > late]
+
+    def fault(self, at: float, name: str) -> None:
+        self.faults.append((at, name))
+        self.happened[name] += 1
 
     def take(self, fact: Mapping[str, Any]) -> None:
         about = fact["pid"], fact.get("request", 0)
@@ -62,7 +69,7 @@ class EngineFacts:
                 asked.ended_at = fact["at"]
                 asked.num_tokens, asked.last_at = fact["num_tokens"], fact["last_at"]
             case "fault":
-                self.faults.append((fact["at"], fact["name"]))
+                self.fault(fact["at"], fact["name"])
                 if about in self._open:
                     self._open[about].faults.append(fact["name"])
 
