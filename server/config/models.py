@@ -9,9 +9,11 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import msgspec
+
+from server.config.engines import EngineEntry
 
 DEMO = "demo"  # the built-in model
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:+-]{0,99}")
@@ -51,6 +53,11 @@ class EngineStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     must_move: bool = False  # and those that it has go on at others
     problem: str | None = None  # why there is none, in one line for a person
     options: dict[str, Any] | None = None  # how a worker joins it; None: it is not there yet
+
+    @classmethod
+    def of(cls, entry: EngineEntry) -> Self:
+        """Before anything is known but what the operator says."""
+        return cls(name=entry.name, kind=entry.kind, url=entry.url, weight=entry.weight)
 
 
 class ModelStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -10,6 +10,10 @@ class EngineSetupError(Exception):
     """The model cannot be served: one line for the operator."""
 
 
+class EngineRefused(Exception):
+    """Engines are not changed as somebody asked: one line that says why."""
+
+
 class ManagedEngine(Protocol):
     """One engine, before and after each of its restarts.
 

@@ -5,16 +5,19 @@ as it is; of several, each is loaded when it is asked for.
 """
 
 import asyncio
+import itertools
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from server.config.models import ModelState, ModelStatus
 from server.engines.client import EngineClient, RetryableRequestError, ServedModel
+from server.engines.managed import EngineRefused
 from server.engines.on_demand import OnDemandEngine
 from server.engines.placement.figures import EngineFigures
 from server.engines.placement.group import EngineGroup
 
+ASK_SECONDS = 10.0  # for the supervisor's word on a change of engines
 UNKNOWN_CONTEXT = 4096  # tokens, of a model whose files are not here yet
 
 Tell = Callable[[dict[str, Any]], None]
@@ -45,6 +48,8 @@ class Models:
         self._tell = tell
         self._tokenizers = {} if tokenizers is None else tokenizers
         self._used: list[str] = []
+        self._asked: dict[int, asyncio.Future[str | None]] = {}  # of the supervisor, by number
+        self._numbers = itertools.count(1)
         # Of which options files were read, or are being read.
         self._learnt = {status.name: status.options for status in statuses}
 
@@ -199,21 +204,50 @@ class Models:
         return found
 
     def engine_figures(self) -> dict[str, list[EngineFigures]]:
-        """Of each model that has several engines."""
-        return {name: group.figures() for name, group in self.groups().items()}
+        """Of each model that has several engines, also while it is not loaded."""
+        joined = self.groups()
+        found = {}
+        for status in self.statuses:
+            if status.name in joined:
+                found[status.name] = joined[status.name].figures()
+            elif status.engines:
+                found[status.name] = [EngineFigures.of_unloaded(one) for one in status.engines]
+        return found
 
-    def ask_to_drain(self, engine: str, *, is_draining: bool, must_move: bool = False) -> None:
-        """Have an engine take no new answers, and perhaps keep none; or take them again."""
+    async def drain(self, engine: str, *, is_draining: bool, must_move: bool = False) -> None:
+        """Have an engine take no new answers, and perhaps keep none; or take them again.
+
+        Raises `EngineRefused`, and `TimeoutError`, as the two that follow.
+        """
         wish = {"is_draining": is_draining, "must_move": must_move}
-        self._tell({"type": "drain_engine", "engine": engine, **wish})
+        await self._ask({"type": "drain_engine", "engine": engine, **wish})
 
-    def ask_to_add(self, entry: str) -> None:
+    async def add_engine(self, entry: str) -> None:
         """Have one more engine, written as `PARLEY_ENGINES` has them."""
-        self._tell({"type": "add_engine", "engine": entry})
+        await self._ask({"type": "add_engine", "engine": entry})
 
-    def ask_to_remove(self, engine: str) -> None:
+    async def remove_engine(self, engine: str) -> None:
         """Have one less."""
-        self._tell({"type": "remove_engine", "engine": engine})
+        await self._ask({"type": "remove_engine", "engine": engine})
+
+    async def _ask(self, line: dict[str, Any]) -> None:
+        """The supervisor decides: it alone knows what all workers have asked for."""
+        number = next(self._numbers)
+        answer = self._asked[number] = asyncio.get_running_loop().create_future()
+        try:
+            self._tell({**line, "number": number})
+            async with asyncio.timeout(ASK_SECONDS):
+                problem = await answer
+        finally:
+            del self._asked[number]
+        if problem is not None:
+            raise EngineRefused(problem)
+
+    def hear(self, number: int, problem: str | None) -> None:
+        """The supervisor's word on what was asked under this number; None: it is done."""
+        answer = self._asked.get(number)
+        if answer is not None and not answer.done():
+            answer.set_result(problem)
 
     # ---- figures --------------------------------------------------------------------------------
 

@@ -37,6 +37,7 @@ CODES: dict[str, tuple[str, int]] = {
     "idempotency_key_reused": ("conflict_error", 409),
     "consent_settled": ("conflict_error", 409),
     "revision_conflict": ("conflict_error", 409),
+    "engine_refused": ("conflict_error", 409),
     "rate_limited": ("rate_limit_error", 429),
     "quota_exceeded": ("quota_error", 429),
     "queue_full": ("overloaded_error", 503),

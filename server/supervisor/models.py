@@ -13,12 +13,13 @@ from functools import partial
 
 import structlog
 
-from server.config.engines import EngineEntry
+from server.config.engines import GROUP, MAX_ENGINES, EngineEntry
 from server.config.models import EngineStatus, ModelState, ModelStatus, discreet, gb
 from server.config.settings import Settings
 from server.engines.kind import EngineKind
-from server.engines.managed import EngineSetupError, ManagedEngine
+from server.engines.managed import EngineRefused, EngineSetupError, ManagedEngine
 from server.engines.placement.keeper import GroupKeeper
+from server.engines.placement.kind import GroupKind
 from server.supervisor.kept_model import KeptModel
 from server.supervisor.model_room import ModelRoom
 
@@ -56,7 +57,8 @@ class ModelKeepers:
             name = kind.name_of(source)
             if name in self._models:
                 raise EngineSetupError(f"two models have the name {name}: give one as NAME={name}")
-            status = ModelStatus(name=name, kind=entry.kind)
+            engines = kind.statuses_of(settings, source) if isinstance(kind, GroupKind) else ()
+            status = ModelStatus(name=name, kind=entry.kind, engines=engines)
             self._models[name] = KeptModel(source, status, on_change)
         self._default = next(iter(self._models.values()))
         self._room = ModelRoom(self._models.values(), partial(kind.free_bytes, settings))
@@ -154,25 +156,48 @@ class ModelKeepers:
             model.is_leaving = True
 
     def drain_engine(self, name: str, *, is_draining: bool, must_move: bool) -> None:
-        """Have one of several engines take no new answers, or take them again."""
-        for group in self._groups():
+        """Have one of several engines take no new answers, or take them again.
+
+        Raises `EngineRefused`, as the two that follow.
+        """
+        for group in self._groups_with(name):
             group.drain(name, is_draining=is_draining, must_move=must_move)
 
     def add_engine(self, entry: EngineEntry) -> None:
         """One more engine, of the model that it is for, or of the default one."""
-        names = {status.name for group in self._groups() for status in group.engines}
+        names = {status.name for model in self._models.values() for status in model.status.engines}
         model = self._models.get(entry.serves or self._default.name)
-        if model is not None and isinstance(model.engine, GroupKeeper) and entry.name not in names:
-            model.engine.add(entry)
+        if model is None:
+            raise EngineRefused(f"there is no model {entry.serves}")
+        if entry.name in names:
+            raise EngineRefused(f"there is an engine {entry.name}: add ;name=NAME")
+        if len(names) >= MAX_ENGINES:
+            raise EngineRefused(f"there are {MAX_ENGINES} engines by now")
+        self._group_of(model).add(entry)
 
     def remove_engine(self, name: str) -> None:
         """One less; the last one of a model stays."""
-        for group in self._groups():
+        for group in self._groups_with(name):
             group.remove(name)
 
-    def _groups(self) -> list[GroupKeeper]:
-        engines = [model.engine for model in self._models.values()]
-        return [engine for engine in engines if isinstance(engine, GroupKeeper)]
+    def _groups_with(self, name: str) -> list[GroupKeeper]:
+        """Of each model that has an engine of this name: `native` alone is one of each."""
+        models = [
+            model
+            for model in self._models.values()
+            if any(status.name == name for status in model.status.engines)
+        ]
+        if not models:
+            raise EngineRefused(f"there is no engine {name}")
+        known = [model.engine for model in models if isinstance(model.engine, GroupKeeper)]
+        return known or [self._group_of(models[0])]
+
+    def _group_of(self, model: KeptModel) -> GroupKeeper:
+        if isinstance(model.engine, GroupKeeper):
+            return model.engine
+        if self._entry.kind != GROUP:
+            raise EngineRefused("this server was started with one engine alone")
+        raise EngineRefused(f"nobody has asked {model.name} yet: load it first")
 
     # ---- the life of a model --------------------------------------------------------------------
 

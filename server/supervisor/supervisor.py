@@ -16,6 +16,7 @@ import threading
 import time
 import urllib.request
 from types import FrameType
+from typing import Any
 
 import structlog
 from rich.console import Console
@@ -27,7 +28,7 @@ from server.config.shown import shown_settings
 from server.config.worker import SharedConfig, WorkerSettings
 from server.engines.client import ValidationError
 from server.engines.kinds import chosen_entry, chosen_kind
-from server.engines.managed import EngineSetupError, ManagedEngine
+from server.engines.managed import EngineRefused, EngineSetupError, ManagedEngine
 from server.engines.tracing import check_endpoint
 from server.supervisor.models import ModelKeepers
 from server.supervisor.workers import StartError, WorkerKeeper
@@ -301,7 +302,7 @@ class Supervisor:
         return 1
 
     def _hear_workers(self, models: ModelKeepers, workers: WorkerKeeper) -> None:
-        """Which models they use, and which they want."""
+        """Which models they use and want, and which engines."""
         for replica, line in workers.hear():
             match line:
                 case {"type": "uses", "models": list(names)}:
@@ -310,22 +311,25 @@ class Supervisor:
                     models.load(name)
                 case {"type": "unload", "model": str(name)}:
                     models.unload(name)
+                case {"number": int(number)}:
+                    workers.answer(replica, number, self._change_engines(models, line))
+
+    def _change_engines(self, models: ModelKeepers, line: dict[str, Any]) -> str | None:
+        """As a worker asks for an administrator; why not, if so."""
+        try:
+            match line:
                 case {"type": "drain_engine", "engine": str(name), "is_draining": bool(drains)}:
                     moves = line.get("must_move") is True
                     models.drain_engine(name, is_draining=drains, must_move=moves)
                 case {"type": "add_engine", "engine": str(text)}:
-                    self._add_engine(models, text)
+                    (entry,) = parse_engines([text])
+                    models.add_engine(entry.with_files_in(self._data / "engines"))
                 case {"type": "remove_engine", "engine": str(name)}:
                     models.remove_engine(name)
-
-    def _add_engine(self, models: ModelKeepers, text: str) -> None:
-        try:
-            (entry,) = parse_engines([text])
-            entry = entry.with_files_in(self._data / "engines")
-        except ValueError as error:  # the worker that was asked has refused it before
-            logger.error("engine cannot be added", error=str(error))
-        else:
-            models.add_engine(entry)
+        except (EngineRefused, ValueError) as refusal:
+            logger.warning("engines are not changed", asked=line["type"], problem=str(refusal))
+            return str(refusal)
+        return None
 
     def _forget_worker(self, replica: str) -> None:
         assert self._models is not None

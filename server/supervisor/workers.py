@@ -189,6 +189,12 @@ class WorkerKeeper:
             select.select(silent, [], [], 0.1)
         self._exited.clear()
 
+    def answer(self, replica: str, number: int, problem: str | None) -> None:
+        """Tell one of them what has become of what it has asked under this number."""
+        for worker in self._workers:
+            if worker.replica == replica:
+                worker.tell({"type": "asked", "number": number, "problem": problem})
+
     def tell(self, what: str) -> None:
         """Send all of them this command."""
         for worker in self._workers:

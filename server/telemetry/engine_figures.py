@@ -31,7 +31,9 @@ class EnginesCollector(Collector):
         return ()
 
     def collect(self) -> Iterable[Metric]:
-        known = [(model, one) for model, all_of in self._figures().items() for one in all_of]
+        figures = self._figures().items()
+        listed = [(model, one) for model, all_of in figures for one in all_of]
+        known = [(model, one) for model, one in listed if one.state != "not_loaded"]
         if not known:
             return
         for name, (text, value_of) in GAUGES.items():

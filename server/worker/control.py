@@ -94,6 +94,8 @@ class Control:
             case {"type": "log_level", "level": str(level)}:
                 set_log_level(level)
                 self._on_change()
+            case {"type": "asked", "number": int(number)}:
+                self._models.hear(number, command.get("problem"))
             case {"type": "drain"}:
                 self._stop_asked.set()
             case {"type": "restart"}:

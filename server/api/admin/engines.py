@@ -3,6 +3,7 @@
 Each host has its own: what is said and done here is of the host of the worker that answers.
 """
 
+from collections.abc import Awaitable
 from typing import Annotated
 
 from msgspec import Meta, Struct
@@ -13,8 +14,9 @@ from server.api.admin.actions import Admin
 from server.api.admin.objects import AdminEngineList, AskedEngine
 from server.api.admin.sessions import actor_of
 from server.api.rest.operation import Access, Call, Operation, json_response
-from server.config.engines import FILES, MAX_ENGINES, EngineEntry, parse_engines
+from server.config.engines import FILES, EngineEntry, parse_engines
 from server.config.models import discreet
+from server.engines.managed import EngineRefused
 from server.engines.models import Models
 from server.engines.placement.figures import EngineFigures
 from server.protocol.client_frames import to_struct
@@ -96,40 +98,27 @@ class AdminEngineOperations:
         name = self._known(call)
         self._check_others(name)
         await self._note(call, "engine.drain", name)
-        self._models.ask_to_drain(name, is_draining=True, must_move=body.move)
-        return json_response({"name": name}, 202)
+        return await _asked(name, self._models.drain(name, is_draining=True, must_move=body.move))
 
     async def resume(self, call: Call) -> Response:
         name = self._known(call)
         await self._note(call, "engine.resume", name)
-        self._models.ask_to_drain(name, is_draining=False)
-        return json_response({"name": name}, 202)
+        return await _asked(name, self._models.drain(name, is_draining=False))
 
     async def remove(self, call: Call) -> Response:
         name = self._known(call)
         self._check_others(name)
         await self._note(call, "engine.remove", name)
-        self._models.ask_to_remove(name)
-        return json_response({"name": name}, 202)
+        return await _asked(name, self._models.remove_engine(name))
 
     async def add(self, call: Call) -> Response:
         body: EngineBody = to_struct(await call.body(), EngineBody)
-        groups, entry = self._models.groups(), _entry(body.engine)
-        if not groups:
-            raise invalid_field("engine", "this server was started with one engine alone")
-        if (entry.serves or self._models.default.name) not in groups:
-            raise invalid_field("engine", f"there is no model {entry.serves} with several engines")
-        taken = [one.name for figures in self._models.engine_figures().values() for one in figures]
-        if entry.name in taken:
-            raise invalid_field("engine", f"there is an engine {entry.name}: add ;name=NAME")
-        if len(taken) >= MAX_ENGINES:
-            raise invalid_field("engine", f"there are {MAX_ENGINES} engines by now")
+        entry = _entry(body.engine)
         if entry.url is not None and not actor_of(call).sees_transcripts:
             problem = f"who runs that engine reads what users write: it needs {TRANSCRIPTS}"
             raise ApiError("forbidden", problem, param="engine")
         await self._note(call, "engine.add", body.engine)
-        self._models.ask_to_add(body.engine)
-        return json_response({"name": entry.name}, 202)
+        return await _asked(entry.name, self._models.add_engine(body.engine))
 
     def _known(self, call: Call) -> str:
         name = call.path("name")
@@ -139,15 +128,26 @@ class AdminEngineOperations:
         return name
 
     def _check_others(self, name: str) -> None:
-        """Somebody must answer."""
+        """Somebody must answer, as far as this worker sees; the supervisor has the last word."""
         for figures in self._models.engine_figures().values():
-            names = {one.name for one in figures}
-            others = [one for one in figures if one.name != name and not one.is_draining]
-            if name in names and not any(one.state == "ready" for one in others):
-                raise invalid_field("name", "no other engine takes answers")
+            states = {one.name: one.state for one in figures if not one.is_draining}
+            is_loaded = states.pop(name, "not_loaded") != "not_loaded"
+            if is_loaded and "ready" not in states.values():
+                raise ApiError("engine_refused", "no other engine takes answers")
 
     async def _note(self, call: Call, action: str, target: str) -> None:
         await self._admin.auditor.note(actor_of(call), action, target)
+
+
+async def _asked(name: str, asking: Awaitable[None]) -> Response:
+    """Raises `ApiError` for what the supervisor refuses."""
+    try:
+        await asking
+    except EngineRefused as refusal:
+        raise ApiError("engine_refused", discreet(str(refusal))) from None
+    except TimeoutError:
+        raise ApiError("engine_unavailable", "the supervisor has not answered") from None
+    return json_response({"name": name}, 202)
 
 
 def _entry(text: str) -> EngineEntry:

@@ -7,8 +7,10 @@ from server.config.models import EngineStatus
 from server.engines.client import Exactness
 from server.engines.placement.member import Member
 
-# The last three: it has failed too often of late; it is made ready; it cannot be.
-EngineState = Literal["ready", "connecting", "stalled", "dead", "paused", "preparing", "failed"]
+# The last four: it has failed too often of late; it is made ready; it cannot be; its model is
+# loaded when somebody asks it.
+_Joined = Literal["ready", "connecting", "stalled", "dead", "paused"]
+EngineState = _Joined | Literal["preparing", "failed", "not_loaded"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +33,12 @@ class EngineFigures:
     num_blocks_free: int | None = None
     exactness: Exactness | None = None  # of what it has begun, when it dies
     heard_at: float | None = None  # `EngineClient.heard_at`
+
+    @classmethod
+    def of_unloaded(cls, status: EngineStatus) -> Self:
+        """Of a model that no worker has joined."""
+        fields = (status.name, status.kind, status.url, status.weight)
+        return cls(*fields, "not_loaded", status.is_draining, status.problem)
 
     @classmethod
     def of(cls, status: EngineStatus, member: Member | None) -> Self:

@@ -14,7 +14,7 @@ import structlog
 
 from server.config.engines import EngineEntry
 from server.config.models import EngineStatus, ModelFacts
-from server.engines.managed import EngineSetupError, ManagedEngine
+from server.engines.managed import EngineRefused, EngineSetupError, ManagedEngine
 
 logger = structlog.get_logger("server")
 
@@ -22,18 +22,19 @@ PARTING_SECONDS = 5.0  # between the word that an engine goes and its end: answe
 
 # Gets one engine ready, in any thread. Raises `EngineSetupError`.
 Prepare = Callable[[EngineEntry], ManagedEngine]
+# Raises `EngineSetupError` for engines that cannot stand for each other.
+Check = Callable[[Sequence[EngineEntry]], None]
 
 
 class KeptEngine:
     """One of them; `engine` is None as long as it is made ready, and where that has failed."""
 
     def __init__(self, entry: EngineEntry, engine: ManagedEngine | None = None) -> None:
+        self.entry = entry
         self.engine = engine
         self.outcome: ManagedEngine | str | None = None  # of a thread that makes it ready
         self.is_given_up = False
-        self.status = EngineStatus(
-            name=entry.name, kind=entry.kind, url=entry.url, weight=entry.weight
-        )
+        self.status = EngineStatus.of(entry)
         if engine is not None:
             self.change(options=dict(engine.connect_options))
 
@@ -42,7 +43,7 @@ class KeptEngine:
 
 
 class GroupKeeper:
-    """`prepare` makes an engine ready, `wake` has `watch` called.
+    """`prepare` makes an engine ready, `check` says what may come, `wake` has `watch` called.
 
     `on_change` hears that `engines` are others.
     """
@@ -53,10 +54,11 @@ class GroupKeeper:
         *,
         prepare: Prepare,
         wake: Callable[[], None],
+        check: Check = lambda entries: None,
     ) -> None:
         self.on_change: Callable[[], None] = lambda: None
         self._kept = [KeptEngine(entry, engine) for entry, engine in engines]
-        self._prepare, self._wake = prepare, wake
+        self._prepare, self._check, self._wake = prepare, check, wake
         self._leaving: list[ManagedEngine] = []  # which end soon
         self._unready: list[KeptEngine] = []  # removed, and a thread may still make them ready
         lead = self._kept[0]
@@ -172,16 +174,21 @@ class GroupKeeper:
         """Let one take no new answers, or take them again; with `must_move` it keeps none.
 
         The last one that takes them goes on: workers that were asked at the same time did not know
-        of each other.
+        of each other. Raises `EngineRefused`.
         """
-        for kept in self._kept:
-            is_first = is_draining and not kept.status.is_draining
-            if kept.status.name == name and is_first and not self._has_others(kept):
-                logger.warning("engine does not drain: no other takes answers", engine=name)
-            elif kept.status.name == name:
-                kept.change(is_draining=is_draining, must_move=must_move and is_draining)
-                logger.info("engine drains" if is_draining else "engine is back", engine=name)
-                self.on_change()
+        kept = self._named(name)
+        is_first = is_draining and not kept.status.is_draining
+        if is_first and not self._has_others(kept):
+            raise EngineRefused("no other engine takes answers")
+        kept.change(is_draining=is_draining, must_move=must_move and is_draining)
+        logger.info("engine drains" if is_draining else "engine is back", engine=name)
+        self.on_change()
+
+    def _named(self, name: str) -> KeptEngine:
+        kept = next((kept for kept in self._kept if kept.status.name == name), None)
+        if kept is None:
+            raise EngineRefused(f"there is no engine {name}")
+        return kept
 
     def _has_others(self, kept: KeptEngine) -> bool:
         """Whether another one takes new answers, or soon may."""
@@ -189,7 +196,13 @@ class GroupKeeper:
         return any(not (each.status.is_draining or each.is_given_up) for each in others)
 
     def add(self, entry: EngineEntry) -> None:
-        """One more, which is made ready in a thread and then started."""
+        """One more, which is made ready in a thread and then started. Raises `EngineRefused` for
+        one that could not stand for those that are there by now.
+        """
+        try:
+            self._check([*(kept.entry for kept in self._kept), entry])
+        except EngineSetupError as error:
+            raise EngineRefused(str(error)) from None
         kept = KeptEngine(entry)
         self._kept.append(kept)
 
@@ -208,12 +221,12 @@ class GroupKeeper:
         threading.Thread(target=prepare, name="engine-prepare", daemon=True).start()
 
     def remove(self, name: str) -> None:
-        """One less; not the last one that takes answers. What still runs there goes on at others,
-        if it can.
+        """One less. What still runs there goes on at others, if it can. Raises `EngineRefused` for
+        the last one that takes answers.
         """
-        kept = next((kept for kept in self._kept if kept.status.name == name), None)
-        if kept is None or (kept.engine is not None and not self._has_others(kept)):
-            return
+        kept = self._named(name)
+        if kept.engine is not None and not self._has_others(kept):
+            raise EngineRefused("no other engine takes answers")
         self._kept.remove(kept)
         logger.info("engine is removed", engine=name)
         self.on_change()

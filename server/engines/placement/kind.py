@@ -4,12 +4,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from server.config.engines import NATIVE, EngineEntry
+from server.config.models import EngineStatus
 from server.engines.client import CoreState, EngineClient, ServedModel
 from server.engines.managed import EngineSetupError
 from server.engines.placement.group import EngineGroup
 
 if TYPE_CHECKING:
-    from server.config.models import EngineStatus, ModelSource
+    from server.config.models import ModelSource
     from server.config.settings import Settings
     from server.engines.kind import EngineKind
     from server.engines.managed import ManagedEngine
@@ -44,7 +45,6 @@ class GroupKind:
         entries = self.entries_of(settings, model)
 
         def prepare(one: EngineEntry) -> "ManagedEngine":
-            _check_alike([*entries, one])
             kind = self._kinds[one.kind]
             return kind.manage(settings, model, one, wake, on_progress, most_free)
 
@@ -56,7 +56,14 @@ class GroupKind:
             for _, engine in prepared:
                 engine.clean_up()
             raise
-        return GroupKeeper(prepared, prepare=prepare, wake=wake)
+        return GroupKeeper(prepared, prepare=prepare, wake=wake, check=_check_alike)
+
+    def statuses_of(self, settings: "Settings", model: "ModelSource") -> "tuple[EngineStatus, ...]":
+        """Of the engines of a model whose files nobody has looked at yet."""
+        try:
+            return tuple(map(EngineStatus.of, self.entries_of(settings, model)))
+        except EngineSetupError:  # which is said when somebody asks that model
+            return ()
 
     def entries_of(self, settings: "Settings", model: "ModelSource") -> Sequence[EngineEntry]:
         """The engines of a model: those for it, and those that are for any.

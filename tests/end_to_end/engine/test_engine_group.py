@@ -199,7 +199,7 @@ async def test_a_core_that_drains_loses_nothing_and_takes_nothing_new(pair: Serv
         assert by_name(pair)["native-1"]["answers"] == 0
         for method, path in (("POST", "native-2/drain"), ("DELETE", "native-2")):
             refused = await admin.ask(method, f"/v1/admin/engines/{path}", json={})
-            assert (refused.status_code, refused.json()["error"]["code"]) == (400, "invalid_field")
+            assert (refused.status_code, refused.json()["error"]["code"]) == (409, "engine_refused")
         await admin.ask("POST", "/v1/admin/engines/native-1/resume")
         await asyncio.to_thread(wait_for, lambda: draining(pair) == [], 10.0)
 
@@ -225,16 +225,17 @@ async def test_an_engine_is_added_and_removed_while_the_server_runs(pair: Server
 
 async def test_an_engine_that_cannot_be_added_is_refused_in_one_line(pair: Server) -> None:
     refusals = {
-        "nativ": "is no kind of engine",
-        "native;name=native-1": "there is an engine native-1",
-        "native*2": "one by one",
-        "native;for=other": "there is no model other",
-        "vllm=https://gpu1;key=/etc/shadow": "without its folder",
+        "nativ": (400, "is no kind of engine"),
+        "native;name=native-1": (409, "there is an engine native-1"),
+        "native*2": (400, "one by one"),
+        "native;for=other": (409, "there is no model other"),
+        "vllm=https://gpu1;key=/etc/shadow": (400, "without its folder"),
+        "openai=https://gpu1": (409, "knows no token ids"),
     }
     async with Http(pair, admin_token(pair)) as admin:
-        for engine, problem in refusals.items():
+        for engine, (status, problem) in refusals.items():
             reply = await admin.ask("POST", "/v1/admin/engines", json={"engine": engine})
-            assert reply.status_code == 400 and problem in reply.json()["error"]["message"]
+            assert reply.status_code == status and problem in reply.json()["error"]["message"]
         reply = await admin.ask("POST", "/v1/admin/engines/nothing/resume")
         assert reply.status_code == 404
 

@@ -1,11 +1,13 @@
 """`Models`: what one worker knows of the models that the supervisor names."""
 
+import asyncio
 from typing import Any
 
 import pytest
 
-from server.config.models import ModelState, ModelStatus
+from server.config.models import EngineStatus, ModelState, ModelStatus
 from server.engines.client import ServedModel
+from server.engines.managed import EngineRefused
 from server.engines.models import Models
 from tests.server.helpers.engines import IdleEngine
 
@@ -57,3 +59,38 @@ def test_files_are_read_once_for_their_options_and_again_if_that_fails(worker: W
     assert worker.models.take([default, loading]) == []  # they are being read
     worker.models.forget("b")
     assert worker.models.take([default, loaded]) == [loaded]
+
+
+GROUPED = tuple(EngineStatus(name=name, kind="native") for name in ("native-1", "native-2"))
+
+
+def test_engines_of_a_model_that_is_not_loaded_are_listed_as_that(worker: Worker) -> None:
+    worker.models.take([worker.status("a"), worker.status("b", engines=GROUPED)])
+    found = worker.models.engine_figures()
+    assert {name: [one.name for one in figures] for name, figures in found.items()} == {
+        "b": ["native-1", "native-2"]
+    }
+    assert {one.state for one in found["b"]} == {"not_loaded"}
+
+
+async def test_a_change_of_engines_has_the_word_of_the_supervisor(worker: Worker) -> None:
+    first = asyncio.ensure_future(worker.models.drain("x", is_draining=True))
+    second = asyncio.ensure_future(worker.models.remove_engine("y"))
+    await asyncio.sleep(0)
+    numbers = [line["number"] for line in worker.told]
+    assert [line["type"] for line in worker.told] == ["drain_engine", "remove_engine"]
+    worker.models.hear(numbers[1], "no other engine takes answers")
+    worker.models.hear(numbers[0], None)
+    worker.models.hear(numbers[0], "again")
+    await first
+    with pytest.raises(EngineRefused, match="no other"):
+        await second
+
+
+async def test_a_supervisor_that_says_nothing_is_not_waited_for_for_ever(
+    worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("server.engines.models.ASK_SECONDS", 0.01)
+    with pytest.raises(TimeoutError):
+        await worker.models.add_engine("native")
+    worker.models.hear(worker.told[0]["number"], None)  # late, which nobody minds

@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 
-from server.config.engines import SOLE, EngineEntry
+from server.config.engines import GROUP, MAX_ENGINES, SOLE, EngineEntry, parse_engines
 from server.config.models import ModelFacts, ModelSource, ModelState, ModelStatus
 from server.config.settings import Settings, load_settings
 from server.engines.kind import EngineKind
-from server.engines.managed import EngineSetupError
+from server.engines.managed import EngineRefused, EngineSetupError
+from server.engines.placement.kind import GroupKind
 from server.supervisor.models import GRACE_SECONDS, ModelKeepers
 from tests.helpers.patience import PATIENCE
 
@@ -390,3 +391,52 @@ def test_the_end_waits_for_a_model_that_goes_already_and_leaves_nothing_behind()
 def test_two_models_of_one_name_are_refused() -> None:
     with pytest.raises(EngineSetupError, match="two models have the name b"):
         Machine({"b": GB, "b=c": GB}, GB)
+
+
+# ---- several engines ----------------------------------------------------------------------------
+
+
+def groups(engines: str = "native*2", model: str = "a b") -> ModelKeepers:
+    """Keepers of models that have several engines, of which the default one is prepared."""
+    settings = load_settings({"engines": engines, "model": model}, {})
+    kind: Any = Kind({"a": GB, "b": GB}, 8 * GB)
+    group = GroupKind(dict.fromkeys(("native", "openai"), kind))
+    keepers = ModelKeepers(settings, EngineEntry(GROUP, GROUP), group, wake=lambda: None)
+    keepers.prepare_default()
+    return keepers
+
+
+def names(keepers: ModelKeepers) -> list[list[str]]:
+    return [[engine.name for engine in status.engines] for status in keepers.statuses]
+
+
+def test_engines_are_known_before_their_model_is_loaded() -> None:
+    keepers = groups("native native;for=b;name=own")
+    assert names(keepers) == [["native-1"], ["native-1", "own"]]
+    (entry,) = parse_engines(["native;name=c;for=b"])
+    with pytest.raises(EngineRefused, match="nobody has asked b yet"):
+        keepers.add_engine(entry)
+    with pytest.raises(EngineRefused, match="nobody has asked b yet"):
+        keepers.drain_engine("own", is_draining=True, must_move=False)
+    with pytest.raises(EngineRefused, match="no other engine takes answers"):  # of a
+        keepers.drain_engine("native-1", is_draining=True, must_move=False)
+
+
+def test_there_are_as_many_engines_as_there_may_be_whichever_worker_was_asked() -> None:
+    keepers = groups(f"native*{MAX_ENGINES - 1}", model="a")
+    first, second = (parse_engines([f"native;name={name}"])[0] for name in ("x", "y"))
+    keepers.add_engine(first)
+    for entry, problem in ((first, "there is an engine x"), (second, f"are {MAX_ENGINES}")):
+        with pytest.raises(EngineRefused, match=problem):
+            keepers.add_engine(entry)
+    assert len(names(keepers)[0]) == MAX_ENGINES
+
+
+def test_what_cannot_be_changed_is_refused_in_one_line() -> None:
+    machine = Machine({"a": GB}, 8 * GB)
+    entry = parse_engines(["native;name=x"])[0]
+    with pytest.raises(EngineRefused, match="one engine alone"):
+        machine.keepers.add_engine(entry)
+    for name, ask in (("x", groups().remove_engine), ("y", groups(model="a").remove_engine)):
+        with pytest.raises(EngineRefused, match=f"no engine {name}"):
+            ask(name)

@@ -10,7 +10,7 @@ from server.config.engines import EngineEntry, parse_engines
 from server.config.models import ModelFacts, ModelSource
 from server.config.settings import Settings, load_settings
 from server.engines.kinds import KINDS, chosen_entry
-from server.engines.managed import EngineSetupError
+from server.engines.managed import EngineRefused, EngineSetupError
 from server.engines.placement import keeper as module
 from server.engines.placement.keeper import GroupKeeper
 from server.engines.placement.kind import GroupKind
@@ -175,14 +175,16 @@ def test_one_drains_and_is_back() -> None:
     assert (first.is_draining, second.is_draining, second.must_move) == (False, True, True)
     group.keeper.drain("native-2", is_draining=False)
     assert not group.keeper.engines[1].is_draining and not group.keeper.engines[1].must_move
-    group.keeper.drain("nothing", is_draining=True)
+    with pytest.raises(EngineRefused, match="no engine nothing"):
+        group.keeper.drain("nothing", is_draining=True)
     assert group.num_changes == 2
 
 
 def test_of_two_that_are_drained_at_the_same_time_one_goes_on() -> None:
     group = Group()
-    for name in ("native-1", "native-2"):
-        group.keeper.drain(name, is_draining=True)
+    group.keeper.drain("native-1", is_draining=True)
+    with pytest.raises(EngineRefused, match="no other engine takes answers"):
+        group.keeper.drain("native-2", is_draining=True)
     assert [each.is_draining for each in group.keeper.engines] == [True, False]
     group.keeper.drain("native-1", is_draining=True, must_move=True)
     assert group.keeper.engines[0].must_move
@@ -191,7 +193,8 @@ def test_of_two_that_are_drained_at_the_same_time_one_goes_on() -> None:
 def test_one_stays_while_all_others_drain() -> None:
     group = Group()
     group.keeper.drain("native-1", is_draining=True)
-    group.keeper.remove("native-2")
+    with pytest.raises(EngineRefused, match="no other engine takes answers"):
+        group.keeper.remove("native-2")
     assert list(group.shown()) == ["native-1", "native-2"]
     group.keeper.remove("native-1")
     assert list(group.shown()) == ["native-2"]
@@ -206,6 +209,19 @@ def test_one_is_added_made_ready_in_a_thread_and_started() -> None:
     assert group.shown()["gpu"] == (False, None, {"address": "gpu"})
     assert group["gpu"].said[0] == "start"
     assert group.num_changes == 2
+
+
+def test_what_is_added_must_be_able_to_stand_for_all_that_are_there_by_then() -> None:
+    group = Group("openai=http://x openai=http://y")
+    (first, second) = (parse_engines([text])[0] for text in ("openai=http://z;name=z", "native"))
+    group.keeper.add(first)
+    assert group.settle()
+    for name in ("openai-1", "openai-2"):
+        group.keeper.remove(name)
+    assert list(group.shown()) == ["z"]
+    with pytest.raises(EngineRefused, match="z knows no token ids"):
+        group.keeper.add(second)
+    assert list(group.shown()) == ["z"]
 
 
 def test_one_that_cannot_be_made_ready_says_why_until_it_is_removed() -> None:
@@ -242,7 +258,8 @@ def test_one_that_is_removed_before_it_is_ready_leaves_nothing_behind() -> None:
 
 def test_the_last_one_stays() -> None:
     group = Group("native*1")
-    group.keeper.remove("native-1")
+    with pytest.raises(EngineRefused):
+        group.keeper.remove("native-1")
     assert list(group.shown()) == ["native-1"]
 
 
