@@ -23,7 +23,7 @@ class EngineFigures:
     weight: float
     state: EngineState
     is_draining: bool
-    problem: str | None = None
+    problem: str | None = None  # why there is none, or why it is not ready
     num_answers: int = 0
     num_sessions: int = 0  # whose keys and values are there
     num_moved: int = 0  # answers that went on elsewhere
@@ -52,7 +52,7 @@ class EngineFigures:
             *fields,
             _state(member),
             status.is_draining,
-            status.problem,
+            status.problem or (None if member.engine.is_ready else member.reason or None),
             num_answers=member.num_answers,
             num_sessions=member.num_sessions,
             num_moved=member.num_moved,

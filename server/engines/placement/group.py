@@ -132,6 +132,7 @@ class EngineGroup:
     # ---- how they are ---------------------------------------------------------------------------
 
     def _take_state(self, member: Member, state: CoreState, reason: str) -> None:
+        member.reason = reason
         if state is CoreState.DEAD:
             # One that cannot move stays with its engine, whose client sees what it has.
             for answer in self.answers_at(member):

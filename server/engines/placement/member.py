@@ -20,6 +20,7 @@ class Member:
         self.num_sessions = 0  # that are remembered to be here
         self.num_moved = 0  # answers that went on elsewhere
         self.breaker = Breaker()
+        self.reason = ""  # of its state, in its own words
         self.is_leaving = False  # it is no engine of ours any more
         self.engine: EngineClient  # which is joined a moment later
         self._now = now

@@ -316,7 +316,9 @@ class RemoteLink:
     def _note_problem(self, problem: str) -> None:
         if problem != self.problem:
             logger.warning("engine not joined", url=self._address.url, problem=problem)
-        self.problem = problem
+            self.problem = problem
+            if self.state is CoreState.CONNECTING:
+                self._set_state(self.state, problem)
 
     # ---- an answer ------------------------------------------------------------------------------
 

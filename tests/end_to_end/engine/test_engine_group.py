@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Iterator
 from functools import partial
 from pathlib import Path
@@ -11,7 +13,9 @@ import pytest
 
 from tests.end_to_end.clients.http_client import Http, admin_token
 from tests.end_to_end.site.harness import TESTING, Answer, Client, Frame, Server
+from tests.helpers.patience import PATIENCE
 from tests.helpers.redis_topology import wait_for
+from tests.helpers.root import ROOT
 from tests.helpers.running_time import running_time
 from tests.helpers.tiny_model import oracle_word
 
@@ -251,6 +255,27 @@ async def test_users_and_admins_without_transcripts_add_no_engine_that_would_rea
             async with Http(pair, made.json()["token"]) as other:
                 reply = await other.ask("POST", "/v1/admin/engines", json=address)
                 assert reply.status_code == 403, reply.text
+
+
+async def test_the_command_line_shows_engines_and_moves_them(pair: Server) -> None:
+    async def parley(*words: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "server", "engines", *words]
+        command += ["--data-dir", str(pair.data_dir)]
+        run = partial(subprocess.run, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE)
+        return await asyncio.to_thread(run, command)
+
+    shown = (await parley("list")).stdout.splitlines()
+    assert shown[0].split()[:5] == ["name", "model", "kind", "state", "share"]
+    assert [line.split()[0] for line in shown[1:]] == ["native-1", "native-2"]
+    assert all("ready" in line and "50%" in line for line in shown[1:])
+    assert (await parley("drain", "native-1")).returncode == 0
+    listed = json.loads((await parley("list", "--json")).stdout)
+    assert [one["draining"] for one in listed] == [True, False]
+    refused = await parley("drain", "native-2")
+    assert refused.returncode != 0 and "no other engine takes answers" in refused.stderr
+    assert "nothing: it may go" in (await parley("list")).stdout
+    assert (await parley("resume", "native-1")).returncode == 0
+    await asyncio.to_thread(wait_for, lambda: draining(pair) == [], 10.0)
 
 
 @pytest.mark.parametrize("name", ["ready", "draining", "answers", "kv_blocks_free", "moved_total"])

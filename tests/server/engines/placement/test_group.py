@@ -729,6 +729,14 @@ async def test_its_load_and_its_counters_are_their_sums(site: Site) -> None:
     assert await site.group.metrics() == {"requests_total": 4, "device": "none"}
 
 
+async def test_figures_say_why_an_engine_is_not_ready(site: Site) -> None:
+    site.links["b"].die()
+    assert [(one.state, one.problem) for one in site.group.figures()] == [
+        ("ready", None),
+        ("dead", "it died"),
+    ]
+
+
 async def test_it_promises_what_the_worst_of_them_can_keep(site: Site) -> None:
     promised = [site.group.exactness]
     site.links["b"].exactness = Exactness.TOKENS

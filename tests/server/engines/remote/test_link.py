@@ -418,6 +418,17 @@ async def test_what_only_a_core_of_ours_can_do_is_an_error_of_the_call(remote: J
     assert not await remote.engine.is_sleeping()
 
 
+async def test_who_operates_it_hears_why_it_is_not_joined_once(
+    stand_in: StandIn, join: Join
+) -> None:
+    await stand_in.start()
+    await stand_in.die()
+    joined = await join(stand_in, is_there=False)
+    await settle(lambda: len(joined.states) == 1)
+    ((state, reason),) = joined.states
+    assert state is CoreState.CONNECTING and stand_in.url in reason
+
+
 async def test_watching_outlives_what_nobody_has_thought_of(
     remote: Joined, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,0 +1,113 @@
+"""`parley engines` in the terminal: how each is, and what it waits for."""
+
+import io
+import json
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from server.terminal.admin_client import AdminClient
+from server.terminal.engines import engine_table, list_engines
+
+
+def engine(name: str = "native-1", **changed: Any) -> dict[str, Any]:
+    return {
+        "name": name,
+        "model": "qwen",
+        "kind": "native",
+        "weight": 1.0,
+        "state": "ready",
+        "draining": False,
+        "answers": 0,
+        "sessions": 4,
+        "moved": 0,
+        **changed,
+    }
+
+
+def printed(*engines: dict[str, Any], width: int = 200) -> list[str]:
+    console = Console(file=io.StringIO(), width=width, highlight=False)
+    console.print(engine_table(engines))
+    assert isinstance(console.file, io.StringIO)
+    return [line.rstrip() for line in console.file.getvalue().splitlines()]
+
+
+def cells(*engines: dict[str, Any]) -> list[list[str]]:
+    """Of the rows, by columns."""
+    columns = [list(map(str, column.cells)) for column in engine_table(engines).columns]
+    return list(map(list, zip(*columns, strict=True)))
+
+
+def test_a_row_shows_state_share_load_memory_and_address() -> None:
+    load: dict[str, Any] = {"running": 3, "waiting": 1, "kv_blocks": 400, "kv_blocks_free": 300}
+    heading, line = printed(engine(kind="vllm", url="https://gpu1", **load))
+    for word in ("name", "model", "state", "share", "running", "waiting", "KV used", "waits for"):
+        assert word in heading
+    for word in ("native-1", "qwen", "vllm", "ready", "100%", "3", "1", "25%", "https://gpu1"):
+        assert word in line
+
+
+def test_shares_are_of_those_of_the_model_that_take_new_answers() -> None:
+    rows = cells(
+        engine("a", weight=3.0),
+        engine("b"),
+        engine("c", draining=True),
+        engine("d", state="dead"),
+        engine("e", model="other"),
+    )
+    assert [row[4] for row in rows] == ["75%", "25%", "", "", "100%"]
+
+
+@pytest.mark.parametrize(
+    ("changed", "state", "waits_for"),
+    [
+        ({}, "ready", ""),
+        ({"draining": True, "answers": 1}, "drains, ready", "the end of 1 answer"),
+        ({"draining": True, "answers": 2}, "drains, ready", "the end of 2 answers"),
+        ({"draining": True}, "drains, ready", "nothing: it may go"),
+        ({"state": "connecting"}, "connecting", "its first reply"),
+        (
+            {"state": "connecting", "problem": "connection refused"},
+            "connecting",
+            "its first reply: connection refused",
+        ),
+        ({"state": "failed", "problem": "no such model"}, "failed", "no such model"),
+        ({"state": "not_loaded"}, "not loaded", "somebody who asks qwen"),
+        ({"state": "paused"}, "paused", "the end of a pause: it has failed too often"),
+        ({"state": "a later one"}, "a later one", ""),
+    ],
+)
+def test_a_row_says_what_an_engine_waits_for(
+    changed: dict[str, Any], state: str, waits_for: str
+) -> None:
+    ((_, _, _, shown, *_, waits, _),) = cells(engine(**changed))
+    assert (shown, waits) == (state, waits_for)
+
+
+def test_words_of_engines_are_shown_as_text() -> None:
+    hostile = "\x1b]0;owned\x07\r\n\u202eevil [bold]x[/]"
+    (row,) = cells(engine(state="failed", problem=hostile, url=hostile))
+    assert not {"\x1b", "\x07", "\r", "\n", "\u202e"}.intersection("".join(row))
+    assert "[bold]x[/]" in "\n".join(printed(engine(state="failed", problem=hostile)))
+
+
+class Answering(AdminClient):
+    """A server with these engines."""
+
+    def __init__(self, *engines: dict[str, Any]) -> None:
+        self.engines = list(engines)
+
+    def get(self, path: str, **query: str | int | bool | None) -> dict[str, Any]:
+        assert path == "/engines"
+        return {"engines": self.engines}
+
+
+def test_scripts_get_what_the_server_says(capsys: pytest.CaptureFixture[str]) -> None:
+    list_engines(Answering(engine()), as_json=True)
+    assert json.loads(capsys.readouterr().out) == [engine()]
+
+
+def test_a_server_with_one_engine_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    list_engines(Answering(), as_json=False)
+    assert "one engine" in capsys.readouterr().out
