@@ -104,6 +104,16 @@ PACKAGES = (
         {"dist/mermaid.min.js": "mermaid.js", "LICENSE": "LICENSE"},
     ),
     Package(
+        "uplot",
+        "1.6.32",
+        "MIT",
+        {
+            "dist/uPlot.esm.js": "uplot.js",
+            "dist/uPlot.min.css": "uplot.css",
+            "LICENSE": "LICENSE",
+        },
+    ),
+    Package(
         "@highlightjs/cdn-assets",
         "11.12.0",
         "BSD-3-Clause",

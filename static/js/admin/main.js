@@ -5,11 +5,13 @@ import { render } from "preact";
 import { html } from "../widgets/html.js";
 import { Console } from "./frame/console.js";
 import { Frame } from "./frame/frame.js";
+import { TAB as FIGURES } from "./figures/tab.js";
 import { STRIP } from "./health/strip.js";
 import { TAB as SERVER } from "./health/tab.js";
+import { Search } from "./sessions/search.js";
 import { TAB as SESSIONS } from "./sessions/tab.js";
 
-const admin = new Console({ tabs: [SESSIONS, SERVER], strip: STRIP });
+const admin = new Console({ tabs: [SESSIONS, FIGURES, SERVER], strip: STRIP, Search });
 window.parleyAdmin = { admin };
 render(html`<${Frame} admin=${admin} />`, document.getElementById("admin"));
 admin.start();

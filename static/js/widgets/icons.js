@@ -26,6 +26,10 @@ export const File = () => icon(html`<path d="M5 3.5h6.5L15 7v9.5H5ZM11 3.5V7.5h4
 export const Sliders = () =>
   icon(html`<path d="M3.5 6.5h6M14 6.5h2.5M3.5 13.5h2.5M10.5 13.5h6" /><circle cx="11.8" cy="6.5" r="2" /><circle cx="8.2" cy="13.5" r="2" />`);
 export const Person = () => icon(html`<circle cx="10" cy="7" r="3" /><path d="M4 16.5c.8-3 3.1-4.5 6-4.5s5.2 1.5 6 4.5" />`);
+export const Find = () => icon(html`<circle cx="9" cy="9" r="5" /><path d="m12.8 12.8 3.7 3.7" />`);
+export const Chats = () => icon(html`<path d="M3.5 5.5h13M3.5 10h13M3.5 14.5h8" />`);
+export const Chart = () => icon(html`<path d="M3.5 4v12.5h13M6.5 12.5l3-4 2.5 2.2L16 5.5" />`);
+export const Pulse = () => icon(html`<path d="M2.5 10.5h3.8l2-5.5 3.2 10 2-4.5h4" />`);
 export const Sun = () =>
   icon(html`<circle cx="10" cy="10" r="3.2" /><path d="M10 2.8v1.6M10 15.6v1.6M2.8 10h1.6M15.6 10h1.6M4.9 4.9 6 6M14 14l1.1 1.1M15.1 4.9 14 6M6 14l-1.1 1.1" />`);
 export const Moon = () => icon(html`<path d="M15.8 11.9A6.4 6.4 0 0 1 8.1 4.2a6.4 6.4 0 1 0 7.7 7.7Z" />`);

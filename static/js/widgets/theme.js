@@ -18,10 +18,14 @@ const system = matchMedia("(prefers-color-scheme: dark)");
 
 export const isDark = () => (chosen.value === "system" ? system.matches : chosen.value === "dark");
 
-/** `listener` is called when another theme is chosen, and when the system's changes. */
+/** `listener` is called when another theme is chosen, and when the system's changes. @returns {() => void} ends that */
 export function themeChanged(listener) {
   system.addEventListener("change", listener);
-  chosen.subscribe(listener);
+  const forget = chosen.subscribe(listener);
+  return () => {
+    system.removeEventListener("change", listener);
+    forget();
+  };
 }
 
 function choose(store, theme) {

@@ -104,8 +104,12 @@ async def test_an_eviction_gives_its_reason_and_markup_in_titles_is_only_words(
         created = await client.reply("session.create", idempotency_key="k1", title=HOSTILE)
         session_id = created["session"]["id"]
         await client.ask(session_id, oracle_word(0), settings=SETTINGS)
-        await page.get_by_role("searchbox", name="User id").fill(user["id"])
+        await page.keyboard.press("/")
+        await page.keyboard.type("onerror=")  # a part of the name
         await page.keyboard.press("Enter")
+        await expect(page.locator(".found")).to_have_text(
+            f"Sessions of {HOSTILE} Look in titles Clear"
+        )
         row = page.get_by_role("row").filter(has_text=HOSTILE)
         await expect(row).to_have_count(1)
         assert await page.locator("img").count() == 0
@@ -126,19 +130,19 @@ async def test_an_eviction_gives_its_reason_and_markup_in_titles_is_only_words(
 async def test_what_is_typed_into_a_filter_stays_while_the_figures_are_renewed(
     page: Page, two_workers: Server
 ) -> None:
-    box = page.get_by_role("searchbox", name="User id")
+    box = page.get_by_role("searchbox", name="Find")
     await box.fill("usr_nob")
     for _ in range(2):  # the first may have been drawn before
-        async with page.expect_response("**/v1/admin/stats*"):
+        async with page.expect_response("**/v1/admin/sessions*"):
             pass
     await expect(page.get_by_text("as of")).to_be_visible()
     await box.press_sequentially("ody")
     await expect(box).to_have_value("usr_nobody")
     await page.keyboard.press("Enter")
-    await expect(page.get_by_text("Nothing fits these filters.")).to_be_visible()
+    await expect(page.get_by_text("Nothing fits.")).to_be_visible()
     await box.fill("")
     await page.keyboard.press("Enter")
-    await expect(page.get_by_text("Nothing fits these filters.")).to_have_count(0)
+    await expect(page.get_by_text("Nothing fits.")).to_have_count(0)
 
 
 async def test_the_token_is_kept_by_the_tab_alone(page: Page, two_workers: Server) -> None:
@@ -164,3 +168,38 @@ async def test_a_token_without_the_scope_is_refused_with_the_reason(
     await sign_in(page, two_workers.token)
     await expect(page.get_by_role("alert")).to_contain_text("needs the role admin")
     await context.close()
+
+
+async def test_an_address_shows_what_was_found_in_which_order_and_what_was_open(
+    page: Page, two_workers: Server
+) -> None:
+    async with Http(two_workers, admin_token(two_workers)) as admin:
+        user = (await admin.post("/v1/admin/users", {"name": "Zoë Quartermaine"})).json()
+    async with Http(two_workers, user["token"]) as http:
+        made = [(await http.new_session(title=title))["id"] for title in ("Anchors", "Buoys")]
+    titles = page.locator("td.col-title button")
+    await page.get_by_role("searchbox", name="Find").fill("quartermaine")
+    await page.keyboard.press("Enter")
+    await expect(titles).to_have_text(["Buoys", "Anchors"])
+    await page.get_by_role("button", name="Title", exact=True).click()
+    await expect(titles).to_have_text(["Anchors", "Buoys"])
+    await titles.first.press("Enter")
+    drawer = page.get_by_role("complementary")
+    await expect(drawer).to_contain_text(made[0])
+    address = page.url
+    assert address.endswith(f"#sessions?open={made[0]}&q=quartermaine&show=all&sort=title")
+    await page.reload()
+    await expect(titles).to_have_text(["Anchors", "Buoys"])
+    await expect(drawer).to_contain_text(made[0])
+    await page.keyboard.press("Escape")
+    await expect(drawer).to_have_count(0)
+    await page.go_back()
+    await expect(drawer).to_contain_text(made[0])
+    await page.get_by_role("link", name="Figures").click()
+    await expect(page.get_by_role("img", name="Tokens per second")).to_be_visible()
+    await page.get_by_role("link", name="Sessions").click()
+    assert page.url == address  # a tab is as it was left
+    await page.get_by_role("searchbox", name="Find").fill("buoy")  # nobody is called so
+    await page.keyboard.press("Enter")
+    await expect(page.locator(".found")).to_contain_text("Titles with buoy")
+    await expect(titles.filter(has_text="Buoys")).to_be_visible()

@@ -1,11 +1,12 @@
 """Each view and state of the admin page, as a function that brings a page into it."""
 
 from collections.abc import Awaitable, Callable
+from typing import Any
 
-from playwright.async_api import Locator, expect
+from playwright.async_api import Locator, Route, expect
 
 from tests.end_to_end.clients.http_client import admin_token
-from tests.end_to_end.looks.stage import Stage
+from tests.end_to_end.looks.stage import NOW, Stage
 
 State = Callable[[Stage], Awaitable[None]]
 ADMIN_STATES: dict[str, State] = {}
@@ -41,9 +42,9 @@ async def signed_in(stage: Stage) -> None:
 async def nobody(stage: Stage) -> None:
     """Being answered."""
     await signed_in(stage)
-    await stage.page.get_by_role("searchbox", name="User id").fill("usr_nobody")
+    await stage.page.get_by_role("searchbox", name="Find").fill("usr_nobody")
     await stage.page.keyboard.press("Enter")
-    await expect(stage.page.get_by_text("Nothing fits these filters.")).to_be_visible()
+    await expect(stage.page.get_by_text("Nothing fits.")).to_be_visible()
 
 
 @state
@@ -89,6 +90,69 @@ async def stopped(stage: Stage) -> None:
     await live(stage)
     await answering(stage).get_by_role("button", name="Stop").click()
     await expect(stage.page.get_by_text("Stopped.")).to_be_visible()
+
+
+@state
+async def figures(stage: Stage) -> None:
+    """Plots of the last quarter of an hour."""
+    await signed_in(stage)
+    await stage.page.get_by_role("link", name="Figures").click()
+    await expect(stage.page.locator(".plot canvas")).to_have_count(8)
+    await stage.page.wait_for_function(DRAWN)
+
+
+# A canvas of the last chart has something on it: the plots are drawn one after the other.
+DRAWN = """() => {
+    const canvas = [...document.querySelectorAll(".plot canvas")].at(-1);
+    const {data} = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
+    return data.some((value) => value > 0);
+}"""
+
+
+@state
+async def figures_table(stage: Stage) -> None:
+    await figures(stage)
+    await stage.page.get_by_role("button", name="Table", exact=True).click()
+    await expect(stage.page.get_by_role("table", name="Figures")).to_be_visible()
+
+
+@state
+async def server(stage: Stage) -> None:
+    """Engines, workers and models."""
+    await signed_in(stage)
+    await stage.page.get_by_role("link", name="Server").click()
+    await expect(stage.page.get_by_role("table", name="Engines")).to_contain_text("ready")
+    await expect(stage.page.get_by_role("table", name="Workers")).to_contain_text("running")
+    await expect(stage.page.get_by_role("heading", name="Models")).to_be_visible()
+
+
+@state
+async def found(stage: Stage) -> None:
+    """By a part of a title."""
+    await live(stage)
+    await stage.page.get_by_role("searchbox", name="Find").fill("boat")
+    await stage.page.keyboard.press("Enter")
+    await expect(stage.page.locator(".found")).to_contain_text("Titles with")
+    await expect(stage.page.get_by_role("button", name="Boats")).to_be_visible()
+
+
+@state
+async def away(stage: Stage) -> None:
+    """Redis and the engine are."""
+    await live(stage)
+    told: dict[str, Any] = {}
+
+    async def tell(route: Route) -> None:
+        told.update(await (await route.fetch()).json())
+        worker = {**told["replicas"][0], "id": "harbour-4242-5f3a9c", "engine": "unavailable"}
+        worker.update(seen_at=told["now"] - 300, engine_since=told["now"] - 12_000)
+        told["redis"].update(state="unavailable", since=int(NOW.timestamp() * 1000) - 8000)
+        told.update(replicas=[worker], engines=[{**told["engines"][0], "state": "dead"}])
+        await route.fulfill(json=told)
+
+    await stage.page.route("**/v1/admin/health", tell)
+    await expect(stage.page.locator(".vital.bad")).to_have_count(2)
+    await expect(stage.page.locator(".trouble")).to_be_visible()
 
 
 @state

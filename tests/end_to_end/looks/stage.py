@@ -5,6 +5,7 @@ replaced on the wire; the page and the server are the real ones.
 """
 
 import json
+import math
 import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -36,6 +37,9 @@ FIGURES = {  # what the admin page is given in place of what differs from run to
     "replica": "harbour-4242-5f3a9c",
     "model": "demo",
     "updated_at": int(NOW.timestamp() * 1000),
+    "heard_ms": 300,
+    "engine_heard_ms": 300,
+    "roll_age_ms": 0,
 }
 LIVE = {
     "active_responses": 1,
@@ -43,6 +47,15 @@ LIVE = {
     "connections": 3,
     "replicas": 1,
     "sessions": 1234,
+}
+WORKER = {
+    "active_responses": 1,
+    "queued_responses": 0,
+    "connections": 3,
+    "engine_running": 1,
+    "engine_waiting": 0,
+    "kv_blocks_total": 512,
+    "kv_blocks_free": 384,
 }
 TIMELINE = {"created_at": 0, "started_at": 21, "first_token_at": 180}
 PROGRESS = {"tokens_per_s": 42.0, "output_tokens": 57}
@@ -187,7 +200,10 @@ class Stage:
         if "live" in found:
             found["live"] = LIVE
             for worker in found["replicas"]:
-                worker["id"] = FIGURES["replica"]
+                worker.update(id=FIGURES["replica"], seen_at=found["now"] - 300)
+                worker.update(started_at=found["now"] - 3_725_000, **WORKER)
+        if "series" in found:
+            found.update(past_of(found["at"]))
         await route.fulfill(response=answer, json=with_figures(found))
 
     async def cut(self) -> None:
@@ -195,6 +211,31 @@ class Stage:
         self.is_cut = True
         for socket in self.sockets:
             await socket.close(code=1012)
+
+
+def past_of(moments: list[int]) -> dict[str, Any]:
+    """Figures of as many moments until `NOW`, such as a server has on a day with some to do."""
+    step_ms, number = moments[1] - moments[0], len(moments)
+    last = int(NOW.timestamp() * 1000)
+    waves = [math.sin(place / 7) + math.sin(place / 3) / 3 for place in range(number)]
+    series = {
+        "decode_tokens_per_s": [420 + 130 * wave for wave in waves],
+        "prefill_tokens_per_s": [180 + 90 * wave for wave in reversed(waves)],
+        "active_responses": [float(round(9 + 4 * wave)) for wave in waves],
+        "queued_responses": [float(max(0, round(4 * wave - 2))) for wave in waves],
+        "ttft_ms.p50": [100.0] * number,
+        "ttft_ms.p95": [200.0 if wave < 0.5 else 500.0 for wave in waves],
+        "ttft_ms.p99": [500.0 if wave < 1 else 1000.0 for wave in waves],
+        "stop_ms.p50": [None if place % 4 else 5.0 for place in range(number)],
+        "stop_ms.p99": [None if place % 4 else 10.0 for place in range(number)],
+        "kv_usage": [0.45 + 0.2 * wave for wave in waves],
+        "cache_hit_ratio": [0.7 + 0.15 * wave for wave in waves],
+        "responses.failed": [0.0] * number,
+        "errors": [float(max(0, round(2 * wave - 1))) for wave in waves],
+        "connections": [float(30 + place // 5) for place in range(number)],
+    }
+    at = [last - step_ms * (number - 1 - place) for place in range(number)]
+    return {"at": at, "series": series}
 
 
 def with_figures(found: Any) -> Any:
@@ -230,7 +271,7 @@ async def staged(
     await page.clock.set_fixed_time(NOW)
     stage = Stage(page, user, width == "phone")
     await page.route_web_socket("**/v1/ws", stage.route)
-    await page.route(re.compile(r"/v1/admin/(stats|sessions)"), stage.route_admin)
+    await page.route(re.compile(r"/v1/admin/(stats|sessions|health|engines)"), stage.route_admin)
     yield stage
     await page.unroute_all(behavior="wait")  # a list that is on its way would fail with the page
     await context.close()

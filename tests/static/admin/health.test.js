@@ -13,7 +13,8 @@ const worker = (pid, more = {}) => ({
   host: "vm",
   engine: "ok",
   engine_since: THERE - 60_000,
-  seen_at: THERE - 1000,
+  seen_at: THERE - 500,
+  engine_heard_ms: 300,
   active_responses: 2,
   ...more,
 });
@@ -22,8 +23,8 @@ const workers = (replicas, missing = []) => new Workers({ now: THERE, replicas, 
 test("a healthy server has no troubles, and its answers run", () => {
   const all = workers([worker(1), worker(2)]);
   assert.deepEqual(all.troubles(HERE), []);
-  assert.equal(all.isHalted("vm-1-abc"), false);
-  assert.equal(all.numHalted, 0);
+  assert.equal(all.isHalted("vm-1-abc", HERE), false);
+  assert.equal(all.numHalted(HERE), 0);
 });
 
 test("an engine that is away is reported once for its workers, since when by the reader's clock", () => {
@@ -33,16 +34,16 @@ test("an engine that is away is reported once for its workers, since when by the
   assert.deepEqual(others, []);
   assert.equal(trouble.headline, "The engine of vm · 1 and vm · 2 is away.");
   assert.ok(trouble.detail.startsWith(`Away since ${clock(HERE - 25_000)} (30 s).`), trouble.detail);
-  assert.equal(all.isHalted("vm-2-abc"), true);
-  assert.equal(all.numHalted, 4);
+  assert.equal(all.isHalted("vm-2-abc", HERE), true);
+  assert.equal(all.numHalted(HERE), 4);
 });
 
 test("a stalled engine of one host leaves the other host's answers running", () => {
   const all = workers([worker(1), worker(2, { host: "other", engine: "stalled" })]);
   const [trouble] = all.troubles(HERE);
   assert.equal(trouble.headline, "The engine of vm · 2 makes no progress.");
-  assert.equal(all.isHalted("vm-1-abc"), false);
-  assert.equal(all.numHalted, 2);
+  assert.equal(all.isHalted("vm-1-abc", HERE), false);
+  assert.equal(all.numHalted(HERE), 2);
 });
 
 test("many workers of one engine are not all named", () => {
@@ -56,9 +57,9 @@ test("a silent worker is named with the moment since when, and its answers stand
   const [trouble] = all.troubles(HERE + 1000);
   assert.equal(trouble.headline, `Worker vm · 1 has not been seen since ${clock(HERE - 14_000)}.`);
   assert.match(trouble.detail, /^Silent for 15 s/);
-  assert.equal(all.isHalted("vm-1-abc"), true);
-  assert.equal(all.isHalted("vm-3-gone"), true);
-  assert.equal(all.numHalted, 2);
+  assert.equal(all.isHalted("vm-1-abc", HERE), true);
+  assert.equal(all.isHalted("vm-3-gone", HERE), true);
+  assert.equal(all.numHalted(HERE), 2);
 });
 
 test("the last state of its engine that a silent worker sent is not shown as that of now", () => {
@@ -78,4 +79,19 @@ test("a server that is silent, and one that refuses, are told apart", () => {
   assert.equal(lossTrouble(new Silent(), HERE).headline, "The server does not answer.");
   assert.equal(lossTrouble(new Refused(500, { message: "it broke" }), HERE).headline, "It broke.");
   assert.match(lossTrouble(new Silent(), null).detail, /^Nothing could be read yet/);
+});
+
+test("what a worker said some seconds ago is not what its answers do now", () => {
+  const all = workers([worker(1)]);
+  assert.equal(all.isHalted("vm-1-abc", HERE + 1500), false);
+  assert.deepEqual(all.halted(HERE + 2000), ["vm-1-abc"]);
+  assert.equal(all.numHalted(HERE + 2000), 2);
+});
+
+test("an engine that has said nothing for a while is silent, whatever its worker thinks of it", () => {
+  const one = worker(1, { engine_heard_ms: 2500 });
+  const all = workers([one, worker(2, { engine_heard_ms: 0 })]); // the second one says nothing unasked
+  assert.equal(all.engineOf(one, HERE), "silent");
+  assert.deepEqual(all.halted(HERE), ["vm-1-abc"]);
+  assert.deepEqual(all.troubles(HERE), []); // that it is stalled its worker will say
 });

@@ -2,18 +2,20 @@
  * What the console holds whichever tab is shown: the token, where one is, what is read again and again, and what is
  * said of deeds. Tabs are given to it; it knows none of them.
  *
- * One request is sent after the other, so that one connection is enough: another might meet a worker that hangs.
+ * The strip and the tab are read apart, so that a long list does not make the server look silent; and each of them one
+ * request after the other, so that few connections are enough: each further one might meet a worker that hangs.
  */
 
 import { computed, signal } from "@preact/signals";
 
 import { Store } from "../../connection/storage.js";
-import { AdminApi, Refused, Silent } from "./api.js";
+import { AdminApi, Refused } from "./api.js";
+import { Lane, ROUND_MS } from "./reading.js";
 import { Route } from "./route.js";
 import { sentence } from "./words.js";
 
 const TOKEN = "parley.admin-token";
-const ROUND_MS = 1000;
+const STRIP_MS = 500;
 const TICK_MS = 250; // ages are counted, and what is stale turns red, so often
 const NOTICE_MS = 4000;
 const BAD_NOTICE_MS = 10_000;
@@ -37,7 +39,7 @@ export class Console {
   /** What stands above everything, as a function that draws it; null: nothing. */
   dialog = signal(null);
   /** @type {import("@preact/signals").ReadonlySignal<import("./reading.js").Reading[]>} */
-  readings = computed(() => (this.api.value ? [this.#strip, this.#tab.value].flatMap((part) => this.#readingsOf(part)) : []));
+  readings = computed(() => [...this.#readingsOf(this.#strip), ...this.#readingsOf(this.#tab.value)]);
   /** The moment of the oldest of what is read each second; null before there is anything. */
   asOf = computed(() => {
     const moments = this.#steady.map(({ at }) => at.value).filter((at) => at !== null);
@@ -49,9 +51,10 @@ export class Console {
   #strip;
   #tab = computed(() => this.tabs.find(({ id }) => id === this.route.place.value.tab));
   #states = new Map();
-  #timer = 0;
-  #isBusy = false;
-  #again = false;
+  #lanes = [
+    new Lane(() => this.#readingsOf(this.#strip), (error) => this.#isOver(error), STRIP_MS),
+    new Lane(() => this.#readingsOf(this.#tab.value), (error) => this.#isOver(error)),
+  ];
 
   /** @param {{tabs: Tab[], strip: Part, Search?: Function}} parts `Search` stands in the head of the page */
   constructor({ tabs, strip, Search = null }) {
@@ -98,7 +101,7 @@ export class Console {
 
   signOut() {
     sessionStorage.removeItem(TOKEN);
-    clearTimeout(this.#timer);
+    for (const lane of this.#lanes) lane.stop();
     this.api.value = null;
     for (const state of this.#states.values()) state.close?.();
     this.#states.clear(); // nothing that was read stays
@@ -128,7 +131,7 @@ export class Console {
   }
 
   #readingsOf(part) {
-    return this.state(part).readings?.() ?? [];
+    return this.api.value ? (this.state(part).readings?.() ?? []) : [];
   }
 
   /** Those that are read in each round. */
@@ -138,38 +141,10 @@ export class Console {
 
   // ---- reading ----
 
-  /** Read what is due now, and from now on each second. */
-  async refresh() {
-    this.#again = this.#isBusy;
-    clearTimeout(this.#timer);
-    const api = this.api.value;
-    if (!api || this.#isBusy || document.visibilityState !== "visible") return;
-    this.#isBusy = true;
-    try {
-      await this.#round(api);
-    } finally {
-      this.#isBusy = false;
-    }
-    clearTimeout(this.#timer);
-    this.#timer = setTimeout(() => this.refresh(), this.#again ? 0 : ROUND_MS);
-  }
-
-  async #round(api) {
-    const done = new Set();
-    for (;;) {
-      // Anew each time: another tab may be shown by now.
-      const next = this.readings.value.find((reading) => !done.has(reading) && reading.isDue(Date.now()));
-      if (!next || api !== this.api.value) return;
-      done.add(next);
-      try {
-        await next.read(api);
-      } catch (error) {
-        this.#isOver(error);
-        return;
-      }
-      this.#tick();
-      if (next.error.value instanceof Silent) return; // the others would wait as long
-    }
+  /** Read what is due now, and from now on each second while somebody looks. */
+  refresh() {
+    const mayAsk = () => (document.visibilityState === "visible" ? this.api.value : null);
+    for (const lane of this.#lanes) lane.go(mayAsk);
   }
 
   // ---- deeds ----

@@ -38,7 +38,7 @@ export class Route {
 
   /** Another place; Back leads here. */
   go(tab, params = {}) {
-    history.pushState(null, "", hashOf(tab, params));
+    this.#push(hashOf(tab, params));
     this.#take();
   }
 
@@ -48,9 +48,14 @@ export class Route {
    */
   set(changes, { keep = false } = {}) {
     const hash = hashOf(this.tab, { ...this.params, ...changes });
-    if (keep) history.pushState(null, "", hash);
+    if (keep) this.#push(hash);
     else history.replaceState(null, "", hash);
     this.#take();
+  }
+
+  /** Once, however often it is asked for: Back is to lead to another place. */
+  #push(hash) {
+    if (hash !== location.hash) history.pushState(null, "", hash);
   }
 
   #take() {

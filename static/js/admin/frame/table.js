@@ -16,7 +16,7 @@ import { directionOf, nextOrder } from "./order.js";
  * @param {string | null} [given.openKey] of the row that is open
  */
 export function Table({ label, kind = "", columns, rows, keyOf, order = "", onOrder, onOpen, openKey = null }) {
-  return html`<div class="list-place" tabindex="-1">
+  return html`<div class="list-place">
     <table class=${["list", onOpen && "opens", kind].filter(Boolean).join(" ")} aria-label=${label}>
       <thead>
         <tr>${columns.map((column) => html`<${Head} key=${column.id} column=${column} order=${order} onOrder=${onOrder} />`)}</tr>

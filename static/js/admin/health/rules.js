@@ -1,36 +1,52 @@
 /**
- * How well the server is, as far as the console knows: which engines are unavailable, which
- * workers are silent, and whether what is shown is old. Rules and words only; nothing here is drawn
- * or asked for.
+ * How well the server is, as far as the console knows: which engines are unavailable, which workers are silent, and
+ * whether what is shown is old. Rules and words only; nothing here is drawn or asked for.
  */
 
 import { Refused } from "../frame/api.js";
 import { clock, duration, sentence, shortReplica } from "../frame/words.js";
 
 const MAX_NAMED = 3; // workers in one sentence
+export const QUIET_MS = 2400; // each part says each second that it is there
 
-/** What workers said of themselves, as `/v1/admin/stats` has it, in moments of this browser's clock. */
+/** What workers said of themselves, as `/v1/admin/health` has it, in moments of this browser's clock. */
 export class Workers {
   static NONE = new Workers({ now: 0, replicas: [], missing: [] }, 0);
-  #silent;
+  #missing;
 
-  /** @param {{now: number, replicas: object[], missing: object[]}} stats @param {number} receivedAt */
-  constructor({ now, replicas, missing }, receivedAt) {
+  /** @param {{now: number, replicas: object[], missing: object[]}} told @param {number} toldAt */
+  constructor({ now, replicas, missing }, toldAt) {
     this.present = replicas;
     this.missing = missing;
-    this.here = (moment) => moment - now + receivedAt;
-    this.#silent = new Set(missing.map(({ id }) => id));
+    this.here = (moment) => moment - now + toldAt;
+    this.#missing = new Set(missing.map(({ id }) => id));
+  }
+
+  /** Since a worker's last report. */
+  age(worker, now) {
+    return Math.max(0, now - this.here(worker.seen_at));
+  }
+
+  /** "ok", what the worker says, or "silent". Engines that say nothing unasked have no `engine_heard_ms`. */
+  engineOf(worker, now) {
+    const heard = worker.engine_heard_ms;
+    return worker.engine === "ok" && heard && heard + this.age(worker, now) > QUIET_MS ? "silent" : worker.engine;
   }
 
   /** Whether a worker's answers stand still: it is silent or gone, or its engine is away. */
-  isHalted(id) {
+  isHalted(id, now) {
     const worker = this.present.find((one) => one.id === id);
-    return !worker || this.#silent.has(id) || worker.engine !== "ok";
+    return !worker || this.age(worker, now) > QUIET_MS || this.engineOf(worker, now) !== "ok";
+  }
+
+  /** The ids of those whose answers stand still. */
+  halted(now) {
+    return this.present.map(({ id }) => id).filter((id) => this.isHalted(id, now));
   }
 
   /** How many answers stand still. */
-  get numHalted() {
-    const halted = this.present.filter(({ id }) => this.isHalted(id));
+  numHalted(now) {
+    const halted = this.present.filter(({ id }) => this.isHalted(id, now));
     return halted.reduce((sum, { active_responses }) => sum + active_responses, 0);
   }
 
@@ -43,7 +59,7 @@ export class Workers {
   #engineTroubles(now) {
     const groups = new Map();
     for (const worker of this.present) {
-      if (worker.engine === "ok" || this.#silent.has(worker.id)) continue;
+      if (worker.engine === "ok" || this.#missing.has(worker.id)) continue;
       const key = `${worker.engine} ${worker.host}`;
       groups.set(key, [...(groups.get(key) ?? []), worker]);
     }
@@ -54,7 +70,7 @@ export class Workers {
     const isStalled = workers[0].engine === "stalled";
     const moments = workers.map((worker) => worker.engine_since).filter(Boolean);
     const at = moments.length ? this.here(Math.min(...moments)) : null;
-    const since = at === null ? "" : ` since ${clock(at)} (${duration(Math.max(0, now - at))})`;
+    const since = at === null ? "" : ` since ${clock(at)} (${duration(now - at)})`;
     return {
       headline: `The engine of ${listed(workers)} ${isStalled ? "makes no progress" : "is away"}.`,
       detail: `${isStalled ? "Stalled" : "Away"}${since}. Its answers are paused until it ${
@@ -67,7 +83,7 @@ export class Workers {
     return {
       key: worker.id,
       headline: `Worker ${shortReplica(worker.id)} has not been seen since ${clock(this.here(worker.seen_at))}.`,
-      detail: `Silent for ${duration(Math.max(0, now - this.here(worker.seen_at)))}: it hangs, or its host is gone.`,
+      detail: `Silent for ${duration(this.age(worker, now))}: it hangs, or its host is gone.`,
     };
   }
 }

@@ -1,21 +1,36 @@
-/** What stands above every tab: how the server is, of when that is, and what is wrong. */
+/** What stands above every tab: how each part of the server is and how old that is, and what is wrong. */
 
 import { computed } from "@preact/signals";
 
 import { html } from "../../widgets/html.js";
 import { Reading } from "../frame/reading.js";
-import { clock, count, momentAndAge } from "../frame/words.js";
+import { clock, momentAndAge } from "../frame/words.js";
 import { Workers, lossTrouble } from "./rules.js";
+import { vitalsOf } from "./vitals.js";
+
+const EVERY_MS = 500;
+const LIMIT_MS = 1500; // the server itself waits less for its parts
 
 class Health {
-  stats = new Reading((api) => api.get("/stats"));
+  told = new Reading((api) => api.get("/health", {}, { limitMs: LIMIT_MS }), { everyMs: EVERY_MS });
   /** What workers said of themselves. */
-  workers = computed(() =>
-    this.stats.value.value ? new Workers(this.stats.value.value, this.stats.at.value) : Workers.NONE,
-  );
+  workers = computed(() => {
+    const told = this.told.value.value;
+    return told ? new Workers(told, this.told.at.value - told.roll_age_ms) : Workers.NONE;
+  });
 
   /** @param {import("../frame/console.js").Console} admin */
   constructor(admin) {
+    const halted = computed(() => this.workers.value.halted(admin.now.value).join("\n")); // of most moments the same
+    /** The workers whose answers go on. */
+    this.running = computed(() => {
+      const names = new Set(halted.value.split("\n"));
+      return new Set(this.workers.value.present.map(({ id }) => id).filter((id) => !names.has(id)));
+    });
+    this.numHalted = computed(() => this.workers.value.numHalted(admin.now.value));
+    this.vitals = computed(() =>
+      vitalsOf(this.told.value.value, this.workers.value, this.told.at.value, admin.now.value),
+    );
     this.troubles = computed(() => {
       const lost = admin.lost.value && lossTrouble(admin.lost.value, admin.asOf.value);
       return [lost, ...this.workers.value.troubles(admin.now.value)].filter(Boolean);
@@ -23,53 +38,39 @@ class Health {
   }
 
   readings() {
-    return [this.stats];
+    return [this.told];
   }
 }
 
 export const STRIP = { open: (admin) => new Health(admin), View: Strip };
 
 function Strip({ admin, state }) {
-  return html`<div class="strip">
+  const isStale = state.told.isStale(admin.now.value);
+  return html`<section class="strip" aria-label="Health">
+    <ul class=${isStale ? "vitals old" : "vitals"}>
+      ${state.vitals.value.map(
+        ({ key, label, tone, word }) => html`<li key=${key} class=${`vital ${tone}`}>
+          <span class="label">${label}</span> <span class="word">${word}</span>
+        </li>`,
+      )}
+    </ul>
+    <${AsOf} admin=${admin} />
     <${Troubles} state=${state} />
-    <${Figures} admin=${admin} state=${state} />
-  </div>`;
+  </section>`;
 }
 
 /** What is wrong, or nothing. Only the headlines are read out: the ages change each second. */
 function Troubles({ state }) {
   const troubles = state.troubles.value;
+  const unwell = state.vitals.value.filter(({ tone }) => tone === "bad").map(({ label }) => label);
+  const said = [...troubles.map(({ headline }) => headline), unwell.length > 0 && `Not well: ${unwell.join(", ")}.`];
   return html`<div class=${troubles.length ? "troubles" : "visually-hidden"}>
-    <p class="visually-hidden" role="status">${troubles.map(({ headline }) => headline).join(" ")}</p>
+    <p class="visually-hidden" role="status">${said.filter(Boolean).join(" ")}</p>
     ${troubles.map(
       ({ key, headline, detail }) => html`<p class=${key === "lost" ? "trouble lost" : "trouble"} key=${key}>
         <strong>${headline}</strong> <span>${detail}</span>
       </p>`,
     )}
-  </div>`;
-}
-
-function Figures({ admin, state }) {
-  const live = state.stats.value.value?.live;
-  const paused = state.workers.value.numHalted;
-  const figures = [
-    ["answering", live && live.active_responses - paused],
-    paused > 0 && ["paused", paused],
-    ["waiting", live?.queued_responses],
-    ["connections", live?.connections],
-    ["workers", live?.replicas],
-    ["sessions", live?.sessions],
-  ].filter(Boolean);
-  return html`<div class="overview">
-    <dl class="figures">
-      ${figures.map(
-        ([name, value]) => html`<div key=${name}>
-          <dt>${name}</dt>
-          <dd>${value === undefined ? "–" : count(value)}</dd>
-        </div>`,
-      )}
-    </dl>
-    <${AsOf} admin=${admin} />
   </div>`;
 }
 

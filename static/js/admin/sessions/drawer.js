@@ -6,7 +6,9 @@ import { endText, reasonText } from "../../connection/protocol.js";
 import { Scroll } from "../../transcript/scroll.js";
 import { html } from "../../widgets/html.js";
 import { Close } from "../../widgets/icons.js";
+import { hashOf } from "../frame/place.js";
 import { count, duration, shortReplica } from "../frame/words.js";
+import { nameOf } from "./columns.js";
 import { State, titleOf } from "./parts.js";
 
 const MOMENTS = [
@@ -50,7 +52,7 @@ export function Drawer({ admin, state, id }) {
 function Facts({ state, row, viewers }) {
   const where = Object.entries(viewers).map(([replica, number]) => `${number} on ${shortReplica(replica)}`);
   const facts = [
-    ["User", row.user.name ? `${row.user.name} (${row.user.id})` : row.user.id],
+    ["User", html`<a href=${hashOf("sessions", { show: "all", user: row.user.id })} title=${row.user.id}>${nameOf(row)}</a>`],
     ["State", html`<${State} state=${state} row=${row} />`],
     ["Viewers", where.join(", ") || "none"],
     ["Messages", `${row.message_count}, ${count(row.usage.output_tokens)} tokens answered`],

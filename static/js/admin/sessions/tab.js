@@ -5,35 +5,42 @@
 
 import { computed, signal } from "@preact/signals";
 
+import { Chats } from "../../widgets/icons.js";
 import { Refused } from "../frame/api.js";
 import { ask } from "../frame/dialog.js";
-import { Reading } from "../frame/reading.js";
+import { ROUND_MS, Reading } from "../frame/reading.js";
+import { serverOrder } from "./columns.js";
 import { SessionsView } from "./list.js";
 import { Watch } from "./watch.js";
 
 const PAGE = 50;
-const FILTERS = ["show", "user", "model", "worker", "after"]; // each of them makes it another list
+const FILTERS = ["q", "by", "show", "user", "model", "worker", "after"]; // each of them makes it another list
+const FOUND_MS = 3000; // what was looked for is read again less often: titles have no index
 
 class Sessions {
-  list = new Reading((api) => api.get("/sessions", this.#query()));
+  list = new Reading((api) => this.#readList(api));
   details = new Reading((api) => this.#readDetails(api));
   /** @type {import("@preact/signals").Signal<Watch | null>} the conversation of the open session, if it is watched */
   watch = signal(null);
   /** The open session's id. */
   openId = computed(() => this.admin.route.params.open ?? null);
   #cursors = []; // of the pages before this one
-  #asked = "";
+  #asked = null;
+  #titlesAreHidden = false;
+  #forget = []; // of what it follows
 
   /** @param {import("../frame/console.js").Console} admin */
   constructor(admin) {
     this.admin = admin;
-    this.openId.subscribe(() => this.#change());
-    admin.route.place.subscribe(({ tab, params }) => {
+    this.#forget.push(this.openId.subscribe(() => this.#change()));
+    const take = ({ tab, params }) => {
       const asked = FILTERS.map((name) => params[name] ?? "").join("\n");
       if (tab !== TAB.id || asked === this.#asked) return;
       this.#asked = asked;
+      this.list.everyMs = params.q ? FOUND_MS : ROUND_MS;
       this.list.renew();
-    });
+    };
+    this.#forget.push(admin.route.place.subscribe(take));
   }
 
   readings() {
@@ -41,6 +48,11 @@ class Sessions {
   }
 
   close() {
+    for (const forget of this.#forget) forget();
+    this.#endWatch();
+  }
+
+  #endWatch() {
     this.watch.value?.close();
     this.watch.value = null;
   }
@@ -49,15 +61,39 @@ class Sessions {
     return this.admin.route.params.show !== "all";
   }
 
-  #query() {
-    const { user, model, worker, after } = this.admin.route.params;
-    return { limit: PAGE, cursor: after, active: this.isActive, user, model, replica: worker };
+  async #readList(api) {
+    const { q, by, user, model, worker, after, sort = "" } = this.admin.route.params;
+    const page = { limit: PAGE, cursor: after };
+    const order = this.isActive ? serverOrder(sort) : null;
+    if (by !== "title") {
+      const query = { ...page, find: q, active: this.isActive, user, model, replica: worker, order };
+      const found = await api.get("/sessions", query);
+      if (!q || found.sessions.length || found.users?.length || this.#titlesAreHidden) return found;
+    }
+    return this.#readTitled(api, { ...page, title: q });
+  }
+
+  /** Nobody has such a name, or titles were asked for. */
+  async #readTitled(api, query) {
+    try {
+      return { ...(await api.get("/sessions", query)), isByTitle: true };
+    } catch (error) {
+      if (!(error instanceof Refused) || error.status !== 403) throw error;
+      this.#titlesAreHidden = true; // this token may not see them
+      return { sessions: [], next_cursor: null };
+    }
   }
 
   /** @param {Record<string, string | null>} changes */
   filter(changes) {
     this.#cursors = [];
     this.admin.route.set({ ...changes, after: null });
+  }
+
+  /** @param {string} order */
+  sort(order) {
+    this.admin.route.set({ sort: order });
+    this.list.hurry();
   }
 
   get pageNumber() {
@@ -76,8 +112,8 @@ class Sessions {
 
   /** How a session stands. A worker that is silent, or without an engine, answers nobody. */
   stateOf(row) {
-    const { workers } = this.admin.state(this.admin.strip);
-    const isHalted = row.state === "in_progress" && workers.value.isHalted(row.response?.replica);
+    const { running } = this.admin.state(this.admin.strip);
+    const isHalted = row.state === "in_progress" && !running.value.has(row.response?.replica);
     return isHalted ? "paused" : row.state;
   }
 
@@ -93,7 +129,7 @@ class Sessions {
   }
 
   #change() {
-    this.close();
+    this.#endWatch();
     this.details.renew();
   }
 
@@ -140,6 +176,7 @@ class Sessions {
 export const TAB = {
   id: "sessions",
   label: "Sessions",
+  icon: Chats,
   open: (admin) => new Sessions(admin),
   View: SessionsView,
 };

@@ -1,0 +1,151 @@
+/** The engines of each model on the host that answers: how they are, what they do, and what may be done with them. */
+
+import { useSignal } from "@preact/signals";
+
+import { Dialog } from "../../widgets/dialog.js";
+import { html } from "../../widgets/html.js";
+import { ask } from "../frame/dialog.js";
+import { Table } from "../frame/table.js";
+import { count } from "../frame/words.js";
+
+const STATES = {
+  ready: ["good", "ready"],
+  connecting: ["warn", "connecting"],
+  preparing: ["warn", "preparing"],
+  paused: ["warn", "paused"],
+  asleep: ["idle", "asleep"],
+  stalled: ["bad", "stalled"],
+  dead: ["bad", "away"],
+  failed: ["bad", "failed"],
+};
+/** What becomes of an answer when its engine dies. */
+const EXACTNESS = {
+  exact: ["bit for bit", "An answer goes on as it would have."],
+  tokens: ["from the next token", "An answer goes on from the next token, perhaps with other words."],
+  text: ["after its text", "An answer goes on after its text."],
+  none: ["ends", "An answer ends there, incomplete."],
+};
+
+/**
+ * @param {object} given
+ * @param {object[]} given.engines of `/v1/admin/engines` @param {object | null} given.health for models with one alone
+ */
+export function Engines({ admin, engines, health }) {
+  const rows = [...engines, ...single(engines, health)];
+  return html`<section aria-labelledby="engines">
+    <header class="section-head">
+      <h2 id="engines">Engines</h2>
+      ${engines.length > 0 &&
+      html`<button type="button" class="plain small" onClick=${() => add(admin)}>Add an engine …</button>`}
+    </header>
+    <${Table} label="Engines" kind="of-engines" columns=${columnsOf(admin, engines)} rows=${rows} keyOf=${({ name, model }) => `${model} ${name}`} />
+  </section>`;
+}
+
+/** Models that have one engine, of which less is known. */
+function single(engines, health) {
+  if (!health) return [];
+  const named = new Set(engines.map(({ model }) => model));
+  const worker = health.replicas.find(({ id }) => id === health.replica);
+  return health.engines
+    .filter(({ model }) => !named.has(model))
+    .map((engine) => ({ kind: "native", ...engine, ...(engine.model === worker?.model && figuresOf(worker)), isAlone: true }));
+}
+
+const figuresOf = (worker) => ({
+  running: worker.engine_running,
+  waiting: worker.engine_waiting,
+  kv_blocks: worker.kv_blocks_total,
+  kv_blocks_free: worker.kv_blocks_free,
+});
+
+/** @returns {import("../frame/order.js").Column[]} */
+function columnsOf(admin, engines) {
+  const weightOf = (model) => engines.filter((one) => one.model === model && !one.draining).reduce((sum, { weight }) => sum + weight, 0);
+  const shareOf = ({ model, weight, draining, isAlone }) => (isAlone ? 1 : draining ? 0 : weight / weightOf(model));
+  const known = (value) => (value === undefined ? null : count(value));
+  return [
+    { id: "name", label: "Name", cell: (engine) => html`<${Name} engine=${engine} />` },
+    { id: "model", label: "Model", cell: ({ model }) => model },
+    { id: "kind", label: "Kind", cell: ({ kind }) => kind },
+    { id: "state", label: "State", cell: (engine) => html`<${State} engine=${engine} />` },
+    { id: "share", label: "Share", number: true, cell: (engine) => `${Math.round(100 * shareOf(engine))} %` },
+    { id: "running", label: "Running", number: true, cell: ({ running }) => known(running) },
+    { id: "waiting", label: "Waiting", number: true, cell: ({ waiting }) => known(waiting) },
+    { id: "kv", label: "KV in use", number: true, cell: ({ kv_blocks: all, kv_blocks_free: free }) => (all ? `${Math.round((100 * (all - free)) / all)} %` : null) },
+    { id: "sessions", label: "Sessions", number: true, cell: ({ sessions }) => known(sessions) },
+    { id: "exactness", label: "If it dies, an answer", cell: ({ exactness }) => html`<${Rung} exactness=${exactness} />` },
+    { id: "deeds", label: "What can be done", isDeed: true, kind: "deeds", cell: (engine) => html`<${Deeds} admin=${admin} engine=${engine} />` },
+  ];
+}
+
+function Name({ engine: { name, url, problem } }) {
+  return html`<span class="name">${name}</span>${url && html` <small>${url}</small>`}${problem && html`<p class="problem">${problem}</p>`}`;
+}
+
+function State({ engine: { state, draining } }) {
+  const [tone, word] = STATES[state] ?? ["idle", state];
+  return html`<span class=${`state ${draining && tone === "good" ? "warn" : tone}`}>${draining ? `${word}, draining` : word}</span>`;
+}
+
+function Rung({ exactness }) {
+  const [word, sentence] = EXACTNESS[exactness] ?? ["goes on", ""];
+  return html`<span title=${sentence}>${exactness === "none" ? "" : "goes on "}${word.replace("goes on", "")}</span>`;
+}
+
+function Deeds({ admin, engine: { name, draining, isAlone } }) {
+  if (isAlone) return null;
+  const path = `/engines/${encodeURIComponent(name)}`;
+  const resume = () => admin.act((api) => api.post(`${path}/resume`), `${name} takes new answers.`);
+  const drain = () =>
+    ask(admin, {
+      title: `Drain ${name}`,
+      text: "It takes no new answers. Those that it has end there.",
+      check: "Have them go on at other engines at once",
+      deed: "Drain",
+      act: ({ isChecked: move }) => admin.act((api) => api.post(`${path}/drain`, { move }), `${name} is draining.`),
+    });
+  const remove = () =>
+    ask(admin, {
+      title: `Remove ${name}`,
+      text: "Its answers go on at other engines. Five seconds later its process ends, if it is ours.",
+      deed: "Remove",
+      danger: true,
+      act: () => admin.act((api) => api.delete(path), `${name} is being removed.`),
+    });
+  return html`${draining
+      ? html`<button type="button" class="plain small" aria-label=${`Undrain ${name}`} onClick=${resume}>Undrain</button>`
+      : html`<button type="button" class="plain small" aria-label=${`Drain ${name}`} onClick=${drain}>Drain …</button>`}
+    <button type="button" class="plain small danger" aria-label=${`Remove ${name}`} onClick=${remove}>Remove …</button>`;
+}
+
+const add = (admin) => (admin.dialog.value = () => html`<${Add} admin=${admin} />`);
+
+function Add({ admin }) {
+  const entry = useSignal("");
+  const leave = () => (admin.dialog.value = null);
+  const submit = (event) => {
+    event.preventDefault();
+    const engine = entry.value.trim();
+    if (!engine) return;
+    leave();
+    admin.act((api) => api.post("/engines", { engine }), ({ name }) => `${name} is being made ready.`);
+  };
+  return html`<${Dialog} title="Add an engine" kind="ask" onClose=${leave}>
+    <form class="ask-form" onSubmit=${submit}>
+      <label class="field">
+        <span>As in <code>PARLEY_ENGINES</code></span>
+        <input required maxlength="1000" spellcheck="false" autocomplete="off" placeholder="native;name=third"
+          value=${entry.value} onInput=${(event) => (entry.value = event.target.value)} />
+      </label>
+      <p class="muted">
+        One of ours is <code>native</code>, others <code>vllm=https://gpu1:8000;weight=2</code> and so on. Who runs an
+        engine at an address reads what users write.
+      </p>
+      <div class="dialog-foot">
+        <button type="button" class="plain" onClick=${leave}>Cancel</button>
+        <button type="submit" class="primary" disabled=${!entry.value.trim()}>Add</button>
+      </div>
+    </form>
+  <//>`;
+}

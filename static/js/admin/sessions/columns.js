@@ -1,0 +1,60 @@
+/** The columns of the list of sessions, and in which orders the server gives it. */
+
+import { html } from "../../widgets/html.js";
+import { Stop } from "../../widgets/icons.js";
+import { ago, count, duration, shortReplica } from "../frame/words.js";
+import { State, titleOf } from "./parts.js";
+
+/** Those of which a list that is longer than a page can be ordered, while answers are written. */
+const ON_SERVER = ["age", "tokens", "rate"];
+
+/**
+ * @param {object} admin @param {object} state the tab's @param {boolean} isWhole whether all rows are on the page
+ * @returns {import("../frame/order.js").Column[]}
+ */
+export function columnsOf(admin, state, isWhole) {
+  const rateOf = (row) => (state.stateOf(row) === "paused" ? null : (row.response?.tokens_per_s ?? null));
+  const tokensOf = ({ response, usage }) => response?.tokens ?? usage.output_tokens;
+  const columns = [
+    { id: "user", label: "User", value: nameOf, cell: nameOf },
+    { id: "title", label: "Title", value: titleOf, cell: (row) => html`<${Title} state=${state} row=${row} />` },
+    { id: "model", label: "Model", value: ({ model }) => model, cell: ({ model }) => model },
+    {
+      id: "worker",
+      label: "Worker",
+      value: ({ response }) => response?.replica ?? null,
+      cell: ({ response }) => (response ? shortReplica(response.replica) : null),
+    },
+    { id: "state", label: "State", value: (row) => state.stateOf(row), cell: (row) => html`<${State} state=${state} row=${row} />` },
+    { id: "tokens", label: "Tokens", number: true, value: tokensOf, cell: (row) => count(tokensOf(row)) },
+    { id: "rate", label: "Tokens/s", number: true, value: rateOf, cell: (row) => rateOf(row)?.toFixed(0) ?? null },
+    { id: "viewers", label: "Viewers", number: true, value: ({ viewers }) => viewers, cell: ({ viewers }) => viewers },
+    {
+      id: "age",
+      label: "Age",
+      number: true,
+      value: ({ response, updated_at: at }) => response?.age_ms ?? admin.now.peek() - at,
+      cell: ({ response, updated_at: at }) => (response ? duration(response.age_ms) : ago(at, admin.now.peek())),
+    },
+    { id: "stop", label: "Stop", isDeed: true, cell: (row) => html`<${StopButton} state=${state} row=${row} />` },
+  ];
+  if (isWhole) return columns;
+  const canOrder = (id) => state.isActive && ON_SERVER.includes(id);
+  return columns.map((column) => (canOrder(column.id) ? column : { ...column, value: undefined }));
+}
+
+/** As `order` of `/v1/admin/sessions`; null: as it is without. @param {string} order */
+export const serverOrder = (order) => (ON_SERVER.includes(order.replace(/^-/, "")) ? order : null);
+
+export const nameOf = ({ user }) => user.name ?? user.id;
+
+function Title({ state, row }) {
+  const isOpen = state.openId.value === row.id;
+  return html`<button type="button" aria-expanded=${String(isOpen)} onClick=${() => state.show(row.id)}>${titleOf(row)}</button>`;
+}
+
+function StopButton({ state, row }) {
+  if (!row.response) return null;
+  return html`<button type="button" class="quiet" title="Stop" aria-label=${`Stop the answer to ${nameOf(row)}`}
+    disabled=${row.state === "stopping"} onClick=${() => state.stop(row.id)}><${Stop} /></button>`;
+}
