@@ -104,6 +104,7 @@ class Ready(Message, frozen=True, tag="ready"):
     # What the model can be asked for, in vLLM's names. Empty: it generates, and embeds if it has an
     # embedding's size.
     tasks: list[str] = []
+    computes: str = ""  # by what: two cores that say the same write the same, bit for bit
 
 
 class SequenceOutput(Message, frozen=True, tag="output"):

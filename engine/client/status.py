@@ -84,6 +84,12 @@ class EngineStatus:
         """What becomes of an answer when its core dies and another one is joined."""
         return self._client.link.exactness
 
+    @property
+    def computes(self) -> str | None:
+        """By what: two that say the same write the same, bit for bit. None: nobody has said it."""
+        ready = self._client.ready
+        return None if ready is None else ready.computes or None
+
     async def wait_ready(self, timeout: float | None = None) -> None:
         """Return when `is_ready`. Raises `TimeoutError`, or `EngineDeadError` if it never will."""
         if self.errored:

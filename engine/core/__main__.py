@@ -111,6 +111,7 @@ def load_core(config: EngineConfig) -> tuple[EngineCore, Ready]:
     from engine.core.models.loader import choose_device, load_model
     from engine.core.models.lora.shelf import AdapterShelf
     from engine.core.ops import library as ops
+    from engine.core.runner.machine import describe_machine
     from engine.core.runner.memory import RunnerMemory, return_free_memory
     from engine.core.runner.model_runner import ModelRunner
     from engine.core.sampling.logits_processors import LogitsProcessors
@@ -170,6 +171,7 @@ def load_core(config: EngineConfig) -> tuple[EngineCore, Ready]:
         config=config,
         embedding_size=runner.embedding_size,
         tasks=list(loaded.tasks),
+        computes=describe_machine(device, loaded.attn_backend, loaded.dtype),
     )
     metrics = CoreMetrics(
         config.served_model_name,

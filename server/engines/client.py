@@ -6,7 +6,7 @@ protocols are our own engine's types for requests, outputs and errors, which eve
 
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from engine import (
     ChatTemplateError,
@@ -53,6 +53,7 @@ __all__ = [
     "AnswerParser",
     "ChatTemplateError",
     "CompletionOutput",
+    "Computing",
     "CoreState",
     "DeltaCallback",
     "EngineClient",
@@ -175,6 +176,15 @@ class EngineTokenizer(Protocol):
         template that takes too much, `ValidationError` for messages that it refuses, and
         `RetryableRequestError` if it could not be rendered now.
         """
+
+
+@runtime_checkable
+class Computing(Protocol):
+    """What an engine of ours is besides an `EngineClient`."""
+
+    @property
+    def computes(self) -> str | None:
+        """By what: two that say the same write the same, bit for bit. None: nobody has said it."""
 
 
 class EngineClient(Protocol):

@@ -289,7 +289,7 @@ class AdminEngine(Struct, frozen=True, omit_defaults=True):
     `state`: `ready`, `connecting`, `stalled` or `dead`; `paused`, because it has failed too often
     of late; `preparing` or `failed` before it was ever joined; `not_loaded`, as its model is.
     `answers`, `sessions` and `moved` are this worker's, `running` and `waiting` those of all.
-    `exactness` is a rung of the ladder in docs/engines.md: what becomes of its answers when it dies.
+    `exactness` is a rung of the ladder in docs/engines.md: what its answers become when it dies.
     """
 
     name: str

@@ -17,6 +17,7 @@ from server.config.models import EngineStatus
 from server.engines.client import (
     CANNOT_CONTINUE,
     CompletionOutput,
+    Computing,
     CoreState,
     DeltaCallback,
     EngineClient,
@@ -196,9 +197,16 @@ class EngineGroup:
 
     @property
     def exactness(self) -> Exactness:
-        """Of the worst of them: any may have to go on with an answer of another."""
+        """Of the worst of them: any may have to go on with an answer of another.
+
+        Cores of ours on unlike machines go on with other words than would have come.
+        """
         order = list(Exactness)
-        known = [member.engine.exactness for member in self.members]
+        engines = [member.engine for member in self.members]
+        known = [engine.exactness for engine in engines]
+        ways = {engine.computes for engine in engines if isinstance(engine, Computing)}
+        if len(ways - {None}) > 1:
+            known.append(Exactness.TOKENS)
         self._exactness = max(known, key=order.index, default=self._exactness)
         return self._exactness
 

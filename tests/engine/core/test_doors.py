@@ -44,12 +44,13 @@ from tests.helpers.patience import PATIENCE
 class FarPeer:
     """One socket at the far door: says what it likes, with the keys of a folder or with none."""
 
-    def __init__(self, address: str, name: str, keys: Keys | None) -> None:
+    def __init__(self, address: str, name: str, keys: Keys | None, *, max_read: int = 1000) -> None:
         self.name = name
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.DEALER)
         self._socket.set(zmq.IDENTITY, name.encode())
         self._socket.set(zmq.LINGER, 0)
+        self._socket.set(zmq.RCVHWM, max_read)
         if keys is not None:
             set_client(self._socket, keys, address)
         self._socket.set(zmq.RECONNECT_IVL, -1)
@@ -102,8 +103,8 @@ class FarIo:
         self.thread.start()
         self._peers: list[FarPeer] = []
 
-    def peer(self, name: str, keys: Keys | None) -> FarPeer:
-        self._peers.append(FarPeer(self.machines.address, name, keys))
+    def peer(self, name: str, keys: Keys | None, **options: Any) -> FarPeer:
+        self._peers.append(FarPeer(self.machines.address, name, keys, **options))
         return self._peers[-1]
 
     def check_good(self) -> None:
@@ -275,6 +276,21 @@ def test_who_says_nothing_for_long_has_gone(build: Callable[..., FarIo]) -> None
     peer.join()
     assert isinstance(dead := peer.receive(), Dead) and "silent" in dead.reason
     assert io.thread.inbox.get(timeout=PATIENCE) == ClientGone("far-a")
+
+
+def test_who_does_not_read_has_gone_when_too_much_waits_for_it(
+    build: Callable[..., FarIo], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(core_io, "MAX_BACKLOG_BYTES", 1000)
+    monkeypatch.setattr(sockets, "MAX_UNSENT", 1)
+    io = build()
+    peer = io.peer("slow", io.keys, max_read=1)
+    peer.join()
+    long = UtilityReply(1, "x" * 1_000_000)
+    while io.thread.inbox.empty():  # until libzmq and the kernel have taken what they take
+        io.thread.send("far-slow", long)
+    assert io.thread.inbox.get(timeout=PATIENCE) == ClientGone("far-slow")
+    io.check_good()
 
 
 def test_keys_that_come_and_go_count_from_the_next_connection_on(io: FarIo, tmp_path: Path) -> None:

@@ -49,7 +49,7 @@ class FarCheck:
         for name, there, here in settings:
             if there != here:
                 return f"its setting {name} is {there or 'none'}, and here {here or 'none'}"
-        computes = (theirs.model, ready.dtype, ready.attn_backend)
+        computes = (theirs.model, ready.computes)
         if self._computes not in (None, computes):
             return "it computes otherwise than before: remove this engine and add it again"
         self._computes = computes

@@ -4,8 +4,10 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
+import msgspec
 import pytest
 
+from engine import AsyncLLM
 from server.engines.client import (
     CANNOT_CONTINUE,
     CoreState,
@@ -742,6 +744,26 @@ async def test_it_promises_what_the_worst_of_them_can_keep(site: Site) -> None:
     site.links["b"].exactness = Exactness.TOKENS
     promised.append(site.group.exactness)
     assert promised == [Exactness.EXACT, Exactness.TOKENS]
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "rung"),
+    [
+        ("cpu, 2 threads", "cpu, 2 threads", Exactness.EXACT),
+        ("cpu, 2 threads", "", Exactness.EXACT),  # it has not said it
+        ("cpu, 2 threads", "cpu, 4 threads", Exactness.TOKENS),
+    ],
+)
+async def test_cores_on_unlike_machines_promise_the_next_token_alone(
+    site: Site, one: str, other: str, rung: Exactness
+) -> None:
+    for member, computes in zip(site.group.members, (one, other), strict=True):
+        engine = member.engine
+        assert isinstance(engine, AsyncLLM)
+        client = engine._client
+        assert client.ready is not None
+        client.ready = msgspec.structs.replace(client.ready, computes=computes)
+    assert site.group.exactness is rung
 
 
 async def test_prompts_are_as_long_as_the_smallest_context_allows(site: Site) -> None:

@@ -87,11 +87,11 @@ def test_where_no_weights_lie_here_those_of_the_first_core_count() -> None:
     assert check(ready(other(model="first"))) is None
 
 
-@pytest.mark.parametrize("fields", [{"dtype": "float32"}, {"attn_backend": "torch"}])
-def test_the_next_core_computes_as_the_first_one(fields: dict[str, str]) -> None:
+def test_the_next_core_computes_as_the_first_one() -> None:
     check = FarCheck(options())
-    assert check(ready()) is None
-    assert check(ready(computes=fields)) is not None
+    assert check(ready(computes={"computes": "cpu, float32"})) is None
+    refusal = check(ready(computes={"computes": "cpu, bfloat16"}))
+    assert refusal is not None and "otherwise than before" in refusal
 
 
 def test_the_identity_of_a_folder_is_that_of_its_copy_and_texts_need_no_weights(
