@@ -52,6 +52,7 @@ class Running:
     pid: int
     doors: dict[str, ChatDoor]
     engine: JoinedDoor | None = None  # without the server around it
+    url: str = ""  # of a server that is entered over HTTP
 
     @property
     def door(self) -> ChatDoor:
@@ -108,14 +109,14 @@ class Peer(ABC):
         health: str = "/health",
     ) -> Iterator[Running]:
         """A server that is one command, and is entered over HTTP."""
-        url = f"http://127.0.0.1:{port}{health}"
+        url = f"http://127.0.0.1:{port}"
         threads = {"OMP_NUM_THREADS": str(self.site.threads), "HF_HUB_OFFLINE": "1"}
         with running(
             self.engine,
             command,
             {**threads, **environment},
-            url,
+            url + health,
             self.site.log(self.engine),
             START_SECONDS,
         ) as pid:
-            yield Running(pid, {"http": door})
+            yield Running(pid, {"http": door}, url=url)

@@ -17,6 +17,7 @@ DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 class VLLM(Peer):
     name = "vllm"
     precisions: ClassVar[dict[str, float]] = {"bf16": 2.0, "fp16": 2.0, "fp32": 4.0}
+    more_options: ClassVar[tuple[str, ...]] = ()
 
     @property
     def value_bytes(self) -> float:
@@ -48,6 +49,7 @@ class VLLM(Peer):
             *("--host", "127.0.0.1", "--port", str(port), "--dtype", DTYPES[self.precision]),
             *("--max-model-len", str(MAX_MODEL_LEN), "--max-num-seqs", str(MAX_CHATS)),
             *("--enable-prompt-tokens-details", "--disable-uvicorn-access-log"),
+            *self.more_options,
         ]
         environment = {
             "VLLM_CPU_KVCACHE_SPACE": str(max(1, -(-site.kv_cache_bytes // 2**30))),

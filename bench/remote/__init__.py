@@ -1,0 +1,1 @@
+"""What real engines of other kinds lose through Parley."""
