@@ -1,14 +1,15 @@
 """The `parley` command."""
 
 import inspect
+import io
 import itertools
 import json
 import os
 import sys
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Annotated, Any, get_origin
+from typing import Annotated, Any, TextIO, get_origin
 from urllib.parse import urlsplit
 
 import typer
@@ -230,14 +231,35 @@ def login(data_dir: DataDir = None) -> None:
 
 @app.command()
 def chat(
+    question: Annotated[
+        str | None, typer.Argument(help="Ask this first; with --once, this alone.")
+    ] = None,
     data_dir: DataDir = None,
-    session: Annotated[str | None, typer.Option(help="Continue this session.")] = None,
+    session: Annotated[str | None, typer.Option(help="Go on with this session.")] = None,
+    once: Annotated[
+        bool, typer.Option("--once", help="Print the answer to one question, and end.")
+    ] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="The answer as one JSON object; like --once.")
+    ] = False,
 ) -> None:
-    """Chat in the terminal; Ctrl-C stops an answer, Ctrl-D leaves."""
-    from server.terminal.chat import run_chat
+    """Chat in the terminal, or ask one question in a pipe.
 
-    url, token = _running_server(data_dir)
-    raise typer.Exit(run_chat(url, token, session))
+    Without a terminal, or with --once, the question is read from standard input, and only the
+    answer is printed. In the chat, /help lists commands and keys.
+    """
+    address = _address(data_dir)
+    if once or as_json or not _in_terminal():
+        from server.terminal.chat.once import run_once
+
+        _be_lenient(sys.stdin, sys.stdout, sys.stderr)
+        question = (sys.stdin.read() if question is None else question).strip()
+        if not question:
+            raise _fail("there is no question: write it behind --once, or into standard input")
+        raise typer.Exit(run_once(address, session, question, as_json=as_json))
+    from server.terminal.chat.interactive import run_interactive
+
+    raise typer.Exit(run_interactive(address, session, question))
 
 
 @users_app.command("list")
@@ -437,6 +459,19 @@ def version() -> None:
     _print_version(True)
 
 
+def _be_lenient(*streams: TextIO) -> None:
+    """What is no text, or has no place in the terminal's encoding, becomes a question mark."""
+    for stream in streams:
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
+
+
+def _in_terminal() -> bool:
+    """Whether somebody sits before it, at a terminal that can be drawn on."""
+    is_terminal = sys.stdin.isatty() and sys.stdout.isatty()
+    return is_terminal and os.environ.get("TERM") != "dumb"
+
+
 @contextmanager
 def _admin(data_dir: Path | None) -> Iterator[AdminClient]:
     """Open the running server's admin API; print its refusals as one line."""
@@ -447,23 +482,48 @@ def _admin(data_dir: Path | None) -> Iterator[AdminClient]:
         raise _fail(str(error)) from None
 
 
+class NoServer(Exception):
+    """Why no server can be asked, in one line."""
+
+
 def _running_server(data_dir: Path | None, secret: str = "token") -> tuple[str, str]:
     """Return URL and token, or admin-token, of the server that runs on this data directory."""
     try:
+        return _find_server(data_dir, secret)
+    except NoServer as error:
+        raise _fail(str(error)) from None
+
+
+def _address(data_dir: Path | None) -> Callable[[], tuple[str, str]]:
+    """What tells the same of now: a server that has restarted may listen at another port."""
+    known = _running_server(data_dir)
+
+    def address() -> tuple[str, str]:
+        nonlocal known
+        with suppress(NoServer):
+            known = _find_server(data_dir)
+        return known
+
+    return address
+
+
+def _find_server(data_dir: Path | None, secret: str = "token") -> tuple[str, str]:
+    """Raises `NoServer`."""
+    try:
         settings = load_settings({} if data_dir is None else {"data_dir": data_dir})
     except ConfigError as error:
-        raise _fail(str(error)) from None
+        raise NoServer(str(error)) from None
     folder = settings.data_dir
     try:
         url: str = json.loads((folder / "server.json").read_text())["url"]
     except (OSError, ValueError, KeyError):
-        raise _fail(f"no server is running on {folder}; start one with `parley serve`") from None
+        raise NoServer(f"no server is running on {folder}; start one with `parley serve`") from None
     name = secret.replace("-", "_")
     try:
         return url, getattr(settings, name) or (folder / secret).read_text().strip()
     except OSError:
         setting = PREFIX + name.upper()
-        raise _fail(f"set {setting} as for the server: {folder} holds no {secret}") from None
+        raise NoServer(f"set {setting} as for the server: {folder} holds no {secret}") from None
 
 
 def main() -> None:

@@ -27,6 +27,7 @@ PARTS = {
     "end_to_end/looks/": "looks",
     "end_to_end/admin/": "outages",
     "end_to_end/terminal/test_logs.py": "outages",
+    "end_to_end/terminal/test_terminal_deaths.py": "outages",
     "end_to_end/faults/test_core_faults.py": "outages",
     "end_to_end/faults/test_hosts.py": "outages",
     "end_to_end/faults/test_topologies.py": "outages",

@@ -1,4 +1,7 @@
-"""`AdminClient`: the admin's API from the command line of the server's own machine."""
+"""What the server's API is asked for from the command line of its own machine.
+
+`AdminClient` has the routes of admins, `UserClient` those of the user `local`.
+"""
 
 import json
 import urllib.error
@@ -13,11 +16,14 @@ class AdminError(Exception):
     """What went wrong, in one line."""
 
 
-class AdminClient:
-    """Speaks to one server with an admin's token. Every call may raise `AdminError`."""
+class ServerClient:
+    """Speaks to one server with a token. Every call may raise `AdminError`."""
+
+    prefix = "/v1"
 
     def __init__(self, url: str, token: str) -> None:
         self.url = url
+        self.read_seconds = TIMEOUT_SECONDS
         self._headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
         # Without the proxies of the environment: the token is for this machine.
         self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
@@ -33,21 +39,44 @@ class AdminClient:
     def post(self, path: str, **body: Any) -> dict[str, Any]:
         return self._ask("POST", path, {k: v for k, v in body.items() if v is not None})
 
+    def patch(self, path: str, **body: Any) -> dict[str, Any]:
+        return self._ask("PATCH", path, body)
+
     def delete(self, path: str) -> dict[str, Any]:
         return self._ask("DELETE", path)
 
     def _ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(
-            f"{self.url}/v1/admin{path}", data, self._headers, method=method
+            f"{self.url}{self.prefix}{path}", data, self._headers, method=method
         )
         try:
-            with self._opener.open(request, timeout=TIMEOUT_SECONDS) as answer:
+            seconds = self.read_seconds if method == "GET" else TIMEOUT_SECONDS
+            with self._opener.open(request, timeout=seconds) as answer:
                 return dict(json.loads(answer.read() or b"{}"))
         except urllib.error.HTTPError as error:
             raise AdminError(_message(error)) from None
         except (OSError, ValueError) as error:
             raise AdminError(f"{self.url} does not answer: {error}") from None
+
+
+class AdminClient(ServerClient):
+    prefix = "/v1/admin"
+
+
+class UserClient(ServerClient):
+    """What a user may do besides chatting: read stored messages, share them."""
+
+    def messages(self, session_id: str) -> list[dict[str, Any]]:
+        """The newest of the branch in use, with their whole text."""
+        return list(self.get(f"/sessions/{quoted(session_id)}/messages", limit=50)["messages"])
+
+    def share(self, session_id: str) -> str:
+        """The address of the session's share link, made or brought up to date."""
+        return self.url + str(self.post(f"/sessions/{quoted(session_id)}/share")["path"])
+
+    def unshare(self, session_id: str) -> None:
+        self.delete(f"/sessions/{quoted(session_id)}/share")
 
 
 def quoted(name: str) -> str:

@@ -16,12 +16,20 @@ def output_console() -> Console:
 def harmless(text: str) -> str:
     """The text as it is, but for control characters other than ends of lines and tabs.
 
-    A terminal obeys those: they move its cursor, rename its window, or write to its clipboard.
+    A terminal obeys those: they move its cursor, rename its window, or write to its clipboard. Half
+    a character, which no terminal can be sent, becomes one that says so.
     """
     text = text.replace("\r", "")  # which also stands before an end of a line
-    return "".join(
-        "·" if unicodedata.category(it) == "Cc" and it not in "\n\t" else it for it in text
-    )
+    if text.isprintable():
+        return text
+    return "".join(map(_harmless, text))
+
+
+def _harmless(character: str) -> str:
+    category = unicodedata.category(character)
+    if category == "Cs":
+        return "\N{REPLACEMENT CHARACTER}"
+    return "·" if category == "Cc" and character not in "\n\t" else character
 
 
 def printable(text: str) -> str:

@@ -1,6 +1,7 @@
 """A program in a terminal, whose keys a test presses and whose screen it reads."""
 
 import asyncio
+import codecs
 import fcntl
 import os
 import pty
@@ -34,7 +35,9 @@ class Terminal:
 
     def __init__(self, primary: int) -> None:
         self._primary = primary
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self.shown = ""
+        self.everything = ""
 
     def press(self, keys: str) -> None:
         os.write(self._primary, keys.encode())
@@ -43,11 +46,26 @@ class Terminal:
         """Wait until this appears in what was written after the last match."""
         async with asyncio.timeout(PATIENCE):
             while (found := re.search(pattern, self.shown)) is None:
-                self.shown += await asyncio.to_thread(self._read)
+                read = await self._read()
+                self.shown += read
+                self.everything += read
         self.shown = self.shown[found.end() :]
 
-    def _read(self) -> str:
-        return os.read(self._primary, 65536).decode(errors="replace")
+    def printed(self, pattern: str) -> str:
+        """The last line so far that matches; what was drawn for a while comes before it."""
+        text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", self.everything)
+        return [line for line in re.split(r"[\r\n]+", text) if re.search(pattern, line)][-1]
+
+    async def _read(self) -> str:
+        """What was written next. No thread reads: one would outlive a test that fails."""
+        loop = asyncio.get_running_loop()
+        is_readable = asyncio.Event()
+        loop.add_reader(self._primary, is_readable.set)
+        try:
+            await is_readable.wait()
+        finally:
+            loop.remove_reader(self._primary)
+        return self._decoder.decode(os.read(self._primary, 65536))
 
 
 @asynccontextmanager

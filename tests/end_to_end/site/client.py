@@ -140,8 +140,9 @@ class ChatClient:
         frame: Frame = await self.wait(find, f"reply to {kind}")
         return frame
 
-    async def new_session(self) -> str:
-        created = await self.reply("session.create", idempotency_key=os.urandom(8).hex())
+    async def new_session(self, **fields: Any) -> str:
+        key = os.urandom(8).hex()
+        created = await self.reply("session.create", idempotency_key=key, **fields)
         assert created["type"] == "session.created", created
         return str(created["session"]["id"])
 

@@ -1,31 +1,122 @@
-"""`parley chat` as a user types in it."""
+"""`parley chat` as a user types in it, and as programs run it."""
 
-from tests.end_to_end.clients.terminal import terminal
-from tests.end_to_end.site.harness import Server
-from tests.helpers.tiny_model import oracle_word
+import asyncio
+import json
+import re
+import subprocess
+import sys
+from asyncio.subprocess import PIPE
+from pathlib import Path
 
-CTRL_C, CTRL_D = "\x03", "\x04"
+from tests.end_to_end.clients.terminal import environment, terminal
+from tests.end_to_end.site.fault_proxy import FaultProxy
+from tests.end_to_end.site.harness import Client, Server
+from tests.helpers.patience import PATIENCE
+from tests.helpers.root import ROOT
+from tests.helpers.tiny_model import oracle_answer, oracle_word
+
+CTRL_C, CTRL_D, ENTER = "\x03", "\x04", "\r"
 
 
-async def test_ctrl_c_stops_an_answer_and_ctrl_d_leaves(server: Server) -> None:
+def ask(server: Server, *words: str, question: str = "") -> "subprocess.CompletedProcess[str]":
+    """`echo question | parley chat …`"""
+    return subprocess.run(
+        [sys.executable, "-m", "server", "chat", *words],
+        cwd=ROOT,
+        env=environment(server),
+        input=question,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+    )
+
+
+async def test_an_answer_is_stopped_asked_again_and_the_chat_gone_on_with(server: Server) -> None:
     async with terminal(server, "chat") as screen:
         await screen.shows("›")
-        screen.press(oracle_word(0) + "\n")
-        await screen.shows(oracle_word(5))
+        screen.press(oracle_word(0) + ENTER)
+        await screen.shows("00001")
         screen.press(CTRL_C)
-        await screen.shows("client_cancelled · ")
-        await screen.shows("›")
+        await screen.shows("stopped by you · ")
+        first = screen.printed("^t00001 ")
+        assert oracle_answer(0, 3000).startswith(first.rstrip())
+        screen.press("/again" + ENTER)
+        await screen.shows("‹2/2›")
+        await screen.shows("00001")
+        screen.press(CTRL_C)
+        await screen.shows("stopped by you · ")
+        screen.press(CTRL_D)
+        await screen.shows("--session (ses_\\S+)")
+    found = re.search(r"--session (ses_[\w-]+)", screen.everything)
+    assert found is not None
+    async with terminal(server, "chat", "--session", found[1]) as screen:
+        await screen.shows(f"› {oracle_word(0)}")
+        await screen.shows("‹2/2›")
+        await screen.shows("stopped by you · ")
+        screen.press("/branch back" + ENTER)
+        await screen.shows("‹1/2›")
+        await screen.shows("stopped by you · ")
+        assert screen.printed("^t00001 ") == first
         screen.press(CTRL_D)
 
 
-async def test_ctrl_c_at_the_prompt_drops_the_line_and_asks_again(server: Server) -> None:
+async def test_ctrl_c_at_the_prompt_drops_the_line_and_twice_leaves(server: Server) -> None:
     async with terminal(server, "chat") as screen:
         await screen.shows("›")
-        screen.press("half a sentence" + CTRL_C)
-        await screen.shows("Ctrl-D leaves[^›]*›")
-        screen.press(oracle_word(0) + "\n")
-        await screen.shows(oracle_word(1))
+        screen.press("half a sentence")
+        await screen.shows("half a sentence")
+        screen.press(CTRL_C + CTRL_C)
+        await screen.shows("Ctrl\\+C again leaves")
         screen.press(CTRL_C)
-        await screen.shows("client_cancelled · ")
-        await screen.shows("›")
-        screen.press(CTRL_D)
+
+
+async def session_of(server: Server, **settings: object) -> str:
+    """A session whose answers end by themselves."""
+    async with Client(server) as client:
+        return await client.new_session(settings={"temperature": 0, **settings})
+
+
+async def test_once_prints_the_answer_alone_though_the_network_is_cut(
+    server: Server, tmp_path: Path
+) -> None:
+    session_id = await session_of(server, stop=[oracle_word(100).strip()])
+    (tmp_path / "token").write_text(server.token)
+    with FaultProxy(server.url.removeprefix("http://")) as proxy:
+        (tmp_path / "server.json").write_text(json.dumps({"url": f"http://{proxy.address}"}))
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "server", "chat", "--once", "--data-dir", str(tmp_path)),
+            *("--session", session_id, oracle_word(0)),
+            cwd=ROOT,
+            env=environment(server),
+            stdout=PIPE,
+        )
+        assert process.stdout is not None
+        async with asyncio.timeout(PATIENCE):
+            printed = await process.stdout.readexactly(60)
+            await asyncio.to_thread(proxy.command, "rst")
+            printed += await process.stdout.read()
+            assert await process.wait() == 0
+    assert printed.decode() == oracle_answer(0, 99) + "\n"
+
+
+async def test_a_question_from_a_pipe_is_answered_as_text_and_as_json(server: Server) -> None:
+    session_id = await session_of(server, stop=[oracle_word(9).strip()])
+    words = ("--once", "--session", session_id)
+    told = await asyncio.to_thread(ask, server, *words, question=f"{oracle_word(0)}\n")
+    assert (told.returncode, told.stdout) == (0, oracle_answer(0, 8) + "\n"), told.stderr
+    told = await asyncio.to_thread(ask, server, *words, "--json", question=oracle_word(2))
+    assert json.loads(told.stdout)["text"] == oracle_answer(2, 6)
+    assert json.loads(told.stdout)["session_id"] == session_id
+
+
+async def test_an_answer_that_is_not_whole_is_told_by_the_exit_code(server: Server) -> None:
+    session_id = await session_of(server, max_output_tokens=5)
+    words = ("--once", "--session", session_id)
+    told = await asyncio.to_thread(ask, server, *words, oracle_word(0))
+    assert (told.returncode, told.stdout) == (1, oracle_answer(0, 5) + "\n")
+    assert told.stderr == "parley: the answer was cut short: it reached the length limit\n"
+    told = await asyncio.to_thread(ask, server, "--once", "--session", "ses_x", "?")
+    assert (told.returncode, told.stdout) == (1, "")
+    assert told.stderr == "parley: There is no such chat.\n"
+    told = await asyncio.to_thread(ask, server, "--once")
+    assert told.returncode == 2 and "there is no question" in told.stderr

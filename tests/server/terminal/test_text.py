@@ -13,6 +13,10 @@ def test_an_answer_commands_no_terminal() -> None:
     assert harmless(commands) == "·]0;title· ·[2J ·31m · ·"
 
 
+def test_half_a_character_is_one_that_can_be_printed() -> None:
+    assert harmless("a\ud800b\n") == "a\N{REPLACEMENT CHARACTER}b\n"
+
+
 def test_ends_of_lines_of_windows_are_ends_of_lines() -> None:
     assert harmless("a\r\nb") == "a\nb"
 

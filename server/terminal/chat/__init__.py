@@ -1,0 +1,1 @@
+"""`parley chat`: a session in the terminal, as good as the page."""

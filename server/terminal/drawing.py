@@ -1,0 +1,20 @@
+"""The terminal that prompt_toolkit draws on, for the commands that draw. They alone import this."""
+
+import os
+import sys
+
+from prompt_toolkit.data_structures import Size
+from prompt_toolkit.output.vt100 import Vt100_Output
+
+
+def terminal_output() -> Vt100_Output:
+    """Standard output. It is never asked where its cursor is: not every terminal answers that."""
+
+    def size() -> Size:
+        try:
+            columns, rows = os.get_terminal_size(sys.stdout.fileno())
+        except OSError:  # the terminal is gone
+            columns, rows = 0, 0
+        return Size(rows=rows or 24, columns=columns or 80)
+
+    return Vt100_Output(sys.stdout, size, term=os.environ.get("TERM"), enable_cpr=False)
