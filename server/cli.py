@@ -49,11 +49,12 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-users_app = typer.Typer(name="users", help="Create, list and remove users.", no_args_is_help=True)
+users_app = typer.Typer(name="users", help="Create, change and remove users.", no_args_is_help=True)
 sessions_app = typer.Typer(name="sessions", help="Watch sessions live; stop and evict.")
 adapters_app = typer.Typer(
     name="adapters", help="List, load and unload LoRA adapters.", no_args_is_help=True
 )
+workers_app = typer.Typer(name="workers", help="List and drain workers.", no_args_is_help=True)
 engines_app = typer.Typer(
     name="engines", help="List, drain, add and remove engines.", no_args_is_help=True
 )
@@ -63,6 +64,7 @@ core_app = typer.Typer(
 app.add_typer(core_app)
 app.add_typer(users_app)
 app.add_typer(sessions_app)
+app.add_typer(workers_app)
 app.add_typer(adapters_app)
 app.add_typer(engines_app)
 
@@ -293,12 +295,100 @@ def add_user(
 
 
 @users_app.command("revoke")
-def revoke_tokens(user: str, data_dir: DataDir = None) -> None:
+def revoke_tokens(
+    user: str,
+    data_dir: DataDir = None,
+    token: Annotated[str | None, typer.Option(help="This one alone, by its id.")] = None,
+) -> None:
     """Revoke a user's tokens (an id or a name); log their browsers out."""
     from server.terminal import users as terminal_users
 
     with _admin(data_dir) as client:
-        terminal_users.revoke_tokens(client, user)
+        if token is None:
+            terminal_users.revoke_tokens(client, user)
+        else:
+            terminal_users.revoke_token(client, user, token)
+
+
+@users_app.command("show")
+def show_user(
+    user: str,
+    data_dir: DataDir = None,
+    as_json: Annotated[bool, typer.Option("--json", help="For scripts.")] = False,
+) -> None:
+    """Show a user (an id or a name) with the ids of their tokens."""
+    from server.terminal import users as terminal_users
+
+    with _admin(data_dir) as client:
+        terminal_users.show_user(client, user, as_json)
+
+
+@users_app.command("disable")
+def disable_user(user: str, data_dir: DataDir = None) -> None:
+    """Keep a user out (an id or a name), and end their connections."""
+    from server.terminal import users as terminal_users
+
+    with _admin(data_dir) as client:
+        terminal_users.set_disabled(client, user, True)
+
+
+@users_app.command("enable")
+def enable_user(user: str, data_dir: DataDir = None) -> None:
+    """Let a user in again who was disabled."""
+    from server.terminal import users as terminal_users
+
+    with _admin(data_dir) as client:
+        terminal_users.set_disabled(client, user, False)
+
+
+@users_app.command("roles")
+def set_roles(
+    user: str,
+    roles: Annotated[list[str], typer.Argument(help="user, admin, or both.")],
+    data_dir: DataDir = None,
+) -> None:
+    """Give a user (an id or a name) these roles, and no others."""
+    from server.terminal import users as terminal_users
+
+    with _admin(data_dir) as client:
+        terminal_users.set_roles(client, user, roles)
+
+
+@users_app.command("rename")
+def rename_user(user: str, name: str, data_dir: DataDir = None) -> None:
+    """Give a user (an id or a name) another name."""
+    from server.terminal import users as terminal_users
+
+    with _admin(data_dir) as client:
+        terminal_users.rename_user(client, user, name)
+
+
+@users_app.command("token")
+def add_token(
+    user: str,
+    data_dir: DataDir = None,
+    scope: Annotated[
+        list[str] | None, typer.Option(help="admin or admin:transcripts; may be repeated.")
+    ] = None,
+    days: Annotated[int | None, typer.Option(help="Days until the token expires.", min=1)] = None,
+) -> None:
+    """Print another token for a user (an id or a name), once."""
+    from server.terminal import users as terminal_users
+
+    with _admin(data_dir) as client:
+        terminal_users.add_token(client, user, scope or [], days)
+
+
+@users_app.command("quotas")
+def show_quotas(
+    data_dir: DataDir = None,
+    as_json: Annotated[bool, typer.Option("--json", help="For scripts.")] = False,
+) -> None:
+    """List what users keep and have used today, beside what they may."""
+    from server.terminal import users as terminal_users
+
+    with _admin(data_dir) as client:
+        terminal_users.show_quotas(client, as_json)
 
 
 @users_app.command("remove")
@@ -326,19 +416,24 @@ def sessions(
     everything: Annotated[bool, typer.Option("--all", help="Include idle sessions.")] = False,
     once: Annotated[bool, typer.Option("--once", help="Print the list and end.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="For scripts.")] = False,
+    find: Annotated[
+        str, typer.Option(help="Of a user (a name or an id), or one session or response by its id.")
+    ] = "",
 ) -> None:
-    """Watch sessions live: arrow keys choose, s stops, e evicts, q leaves."""
+    """Watch sessions and the server's figures live, and stop and evict by keys."""
     if context.invoked_subcommand is not None:
         return
-    from server.terminal.sessions import LiveSessions, list_once
-    from server.terminal.text import output_console
-
-    console = output_console()
     with _admin(data_dir) as client:
-        if once or as_json or not (sys.stdin.isatty() and sys.stdout.isatty()):
-            list_once(client, console, everything=everything, as_json=as_json)
+        if once or as_json or not _in_terminal():
+            from server.terminal.sessions.table import list_once
+            from server.terminal.text import output_console
+
+            console = output_console()
+            list_once(client, console, everything=everything, as_json=as_json, wanted=find)
         else:
-            LiveSessions(client, console, everything=everything).run()
+            from server.terminal.sessions.live import run_live
+
+            run_live(client, everything=everything, wanted=find)
 
 
 @sessions_app.command("stop")
@@ -371,6 +466,29 @@ def unlock_session(session: str, data_dir: DataDir = None) -> None:
     """Let a locked session take answers again."""
     with _admin(data_dir) as client:
         client.post(f"/sessions/{quoted(session)}/unlock")
+
+
+@workers_app.command("list")
+def list_workers(
+    data_dir: DataDir = None,
+    as_json: Annotated[bool, typer.Option("--json", help="For scripts.")] = False,
+) -> None:
+    """List the workers, their engines, and those that have fallen silent."""
+    from server.terminal import workers as terminal_workers
+
+    with _admin(data_dir) as client:
+        terminal_workers.list_workers(client, as_json)
+
+
+@workers_app.command("drain")
+def drain_worker(
+    worker: str,
+    data_dir: DataDir = None,
+    reason: Annotated[str, typer.Option(help="For the audit log.")] = "",
+) -> None:
+    """Let a worker finish or hand over its answers, and restart."""
+    with _admin(data_dir) as client:
+        client.post(f"/replicas/{quoted(worker)}/drain", reason=reason)
 
 
 @adapters_app.command("list")

@@ -24,7 +24,7 @@ def list_users(client: AdminClient, as_json: bool) -> None:
     for heading in ("id", "name", "roles", "since", ""):
         table.add_column(heading, overflow="fold")
     for user in users:
-        since = datetime.fromtimestamp(user["created_at"] / 1000, UTC).strftime("%Y-%m-%d")
+        since = day(user["created_at"])
         state = Text("disabled", "red") if user["disabled"] else Text("")
         name, roles = Text(printable(user["name"])), Text(" ".join(user["roles"]))
         table.add_row(Text(user["id"]), name, roles, Text(since), state)
@@ -70,6 +70,101 @@ def invite_user(client: AdminClient, who: str) -> None:
     """A one-time URL that logs a browser in as this user."""
     user = find_user(client, who)
     print(client.url + client.post(f"/users/{user['id']}/login-codes")["path"])
+
+
+def set_disabled(client: AdminClient, who: str, disabled: bool) -> None:
+    """Keep a user out, with all their open connections, or let them in again."""
+    user = find_user(client, who)
+    client.patch(f"/users/{user['id']}", disabled=disabled)
+    state = "is kept out" if disabled else "may come in"
+    console.print(Text(f"{printable(user['name'])} {state}"))
+
+
+def set_roles(client: AdminClient, who: str, roles: list[str]) -> None:
+    """Give a user these roles, and no others."""
+    user = find_user(client, who)
+    changed = client.patch(f"/users/{user['id']}", roles=roles)
+    console.print(Text(f"{printable(changed['name'])}: {' '.join(changed['roles']) or 'no role'}"))
+
+
+def rename_user(client: AdminClient, who: str, name: str) -> None:
+    """Another name. Raises `AdminError` for one that is taken, as of a new user."""
+    user = find_user(client, who)
+    if " ".join(name.split()) in [one["name"] for one in _all_users(client) if one != user]:
+        raise AdminError(f"another user has the name {name!r}; choose one that tells them apart")
+    client.patch(f"/users/{user['id']}", name=name)
+
+
+def show_user(client: AdminClient, who: str, as_json: bool) -> None:
+    """A user with their tokens, which are named by ids that `revoke --token` takes."""
+    user = client.get(f"/users/{quoted(find_user(client, who)['id'])}")
+    if as_json:
+        print(json.dumps(user))
+        return
+    state = " · disabled" if user["disabled"] else ""
+    roles = " ".join(user["roles"])
+    console.print(Text(f"{printable(user['name'])} · {user['id']} · {roles}{state}"))
+    table = Table(box=None, header_style="dim", pad_edge=False)
+    for heading in ("token", "kind", "scopes", "since", "until"):
+        table.add_column(heading, overflow="fold")
+    for token in user["tokens"]:
+        until = "" if token["expires_at"] is None else day(token["expires_at"])
+        words = (token["id"], token["kind"], " ".join(token["scopes"]), day(token["created_at"]))
+        table.add_row(*map(Text, (*words, until)))
+    console.print(table)
+
+
+def add_token(client: AdminClient, who: str, scopes: list[str], days: int | None) -> None:
+    """Another token; it is printed alone on stdout."""
+    user = find_user(client, who)
+    expires_in_s = None if days is None else days * 86_400
+    path = f"/users/{user['id']}/tokens"
+    token = client.post(path, scopes=scopes, expires_in_s=expires_in_s)["token"]
+    notes = Console(stderr=True, highlight=False)
+    notes.print(Text(f"another token of {printable(user['name'])}, shown this once:"))
+    print(token)
+
+
+def revoke_token(client: AdminClient, who: str, token_id: str) -> None:
+    """One token or cookie, by the id that `show` gives."""
+    user = find_user(client, who)
+    client.delete(f"/users/{user['id']}/tokens/{quoted(token_id)}")
+
+
+def show_quotas(client: AdminClient, as_json: bool) -> None:
+    """What users keep and have used today, beside what each may."""
+    limits: dict[str, Any] = {}
+    rows: list[dict[str, Any]] = []
+    cursor: str | None = None
+    while True:
+        page = client.get("/quotas", limit=200, cursor=cursor)
+        limits = page["limits"]
+        rows += page["quotas"]
+        if (cursor := page["next_cursor"]) is None:
+            break
+    if as_json:
+        print(json.dumps({"limits": limits, "quotas": rows}))
+        return
+    table = Table(box=None, header_style="dim", pad_edge=False)
+    table.add_column("user", overflow="fold")
+    for heading in ("sessions", "tokens today"):
+        table.add_column(heading, justify="right")
+    for row in rows:
+        name = printable(row["user"]["name"] or row["user"]["id"])
+        sessions = of_limit(row["sessions"], limits["sessions_per_user"])
+        table.add_row(Text(name), sessions, of_limit(row["tokens_today"], limits["tokens_per_day"]))
+    console.print(table)
+
+
+def of_limit(used: int, limit: int | None) -> Text:
+    """How much of a limit is used; red where nothing is left."""
+    if limit is None:
+        return Text(f"{used:,}")
+    return Text(f"{used:,} of {limit:,}", "red" if used >= limit else "")
+
+
+def day(milliseconds: int) -> str:
+    return datetime.fromtimestamp(milliseconds / 1000, UTC).strftime("%Y-%m-%d")
 
 
 def find_user(client: AdminClient, who: str) -> dict[str, Any]:

@@ -57,6 +57,40 @@ async def test_users_are_added_listed_invited_and_revoked(
     assert gone.returncode == 2 and gone.stderr.startswith("parley: no user has the name")
 
 
+async def test_a_user_is_shown_kept_out_let_in_and_given_roles_and_tokens(
+    two_workers: Server, parley: Parley
+) -> None:
+    token = (await parley("users", "add", "Terminal Cy")).stdout.strip()
+    async with Client(two_workers, token=token) as client:
+        await client.next("connection.ready")
+        assert (await parley("users", "disable", "Terminal Cy")).returncode == 0
+        assert await client.closed() == 4403
+    assert "disabled" in (await parley("users", "show", "Terminal Cy")).stdout
+    assert "may come in" in (await parley("users", "enable", "Terminal Cy")).stdout
+    roles = await parley("users", "roles", "Terminal Cy", "user", "admin")
+    assert roles.stdout == "Terminal Cy: user admin\n"
+    other = await parley("users", "token", "Terminal Cy", "--scope", "admin", "--days", "2")
+    assert re.fullmatch(r"[A-Za-z0-9_-]{43}\n", other.stdout)
+    assert (await parley("users", "rename", "Terminal Cy", "Terminal Cyd")).returncode == 0
+    shown = json.loads((await parley("users", "show", "Terminal Cyd", "--json")).stdout)
+    (limited,) = [one for one in shown["tokens"] if one["expires_at"] is not None]
+    assert limited["scopes"] == ["admin"]
+    revoked = await parley("users", "revoke", "Terminal Cyd", "--token", limited["id"])
+    assert revoked.returncode == 0, revoked.stderr
+    shown = json.loads((await parley("users", "show", "Terminal Cyd", "--json")).stdout)
+    assert len(shown["tokens"]) == 1
+    quotas = json.loads((await parley("users", "quotas", "--json")).stdout)
+    assert "Terminal Cyd" in [row["user"]["name"] for row in quotas["quotas"]]
+    assert (await parley("users", "remove", "Terminal Cyd")).returncode == 0
+
+
+async def test_workers_are_listed_and_one_that_is_unknown_is_not_drained(parley: Parley) -> None:
+    listed = (await parley("workers", "list")).stdout
+    assert "engine" in listed and listed.count(" ok ") == 2
+    refused = await parley("workers", "drain", "nobody")
+    assert refused.returncode == 2 and refused.stderr.startswith("parley: ")
+
+
 async def test_a_name_that_is_empty_or_taken_is_refused_in_one_line(parley: Parley) -> None:
     for empty in ("", "   "):
         refused = await parley("users", "add", empty)
@@ -95,18 +129,16 @@ async def test_the_live_list_chooses_stops_and_evicts_by_keys(two_workers: Serve
         older, _ = await answering(first)
         newer, _ = await answering(second)
         async with terminal(two_workers, "sessions") as screen:
+            await screen.shows("Redis answers · .*engine ok · .*2 workers")
             await screen.shows(f"▸.*{newer}")
-            screen.press("\x1b[B")
+            screen.press("\x1b[B\x1b[A\x1b[B")  # together, as a held key or a slow line sends them
             await screen.shows(f"▸.*{older}")
             screen.press("s")
             await screen.shows(f"stopped {older}")
             await screen.shows(f"▸.*{newer}")
             screen.press("e")
             await screen.shows("why")
-            for key in "spam":
-                screen.press(key)
-                await screen.shows("why")
-            screen.press("\r")
+            screen.press("\x1b[200~spam\n\x1b[201~\r")
             await screen.shows(f"evicted {newer}")
             screen.press("q")
         assert await second.closed() == 4410

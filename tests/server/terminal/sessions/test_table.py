@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from server.terminal.sessions import duration, session_table
+from server.terminal.sessions.figures import duration
+from server.terminal.sessions.table import session_table
 from server.terminal.text import UNBOUNDED_WIDTH
 
 HOSTILE = "\x1b]0;owned\x07 \x1b[2J\r\n\u202eevil\u2066 \x9b31m <script>[bold]x[/]"

@@ -1,0 +1,1 @@
+"""`parley sessions`: who is being answered, and how the server is."""
