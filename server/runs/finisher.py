@@ -114,7 +114,8 @@ class Finisher:
                 finished = await self._store_end(ending)
                 break
             except StoreUnavailable:
-                if not run.done.is_set() and not run.must_be_silent():
+                is_silent = run.is_elsewhere or run.must_be_silent()
+                if not run.done.is_set() and not is_silent:  # its end may be another's to tell
                     self._publish_done(ending, durable=False)
                 await asyncio.sleep(STORE_RETRY_SECONDS)
             except CancelPending as pending:

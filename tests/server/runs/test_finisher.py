@@ -8,6 +8,7 @@ import pytest
 from server.live.response_log import read_log
 from server.runs.stop import Stop
 from sessions.model.codec import encode_token_ids
+from sessions.model.errors import StoreUnavailable
 from sessions.store.appends.append import Append
 from tests.server.helpers.answering import Answering, output, until
 from tests.server.helpers.appends import Answered, Outcome, intercept
@@ -136,6 +137,29 @@ async def test_stop_that_could_not_be_stored_goes_to_the_next_owner(
     await stored.wait()
     record = await answering.store.runs.get(None, answering.rid)
     assert (record.owner, record.cancel, record.seen_sequence_number) == ("w2", True, 2)
+
+
+async def test_an_owner_that_lost_its_answer_tells_no_end_while_the_store_is_away(
+    answering: Answering, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    finish, has_told = answering.store.runs.finish, []
+
+    async def finish_after_an_outage(response_id: str, **arguments: Any) -> Any:
+        has_told.append(answering.run.done.is_set())
+        if len(has_told) == 1:
+            raise StoreUnavailable("planted")
+        return await finish(response_id, **arguments)
+
+    monkeypatch.setattr(answering.store.runs, "finish", finish_after_an_outage)
+    producing = answering.start()
+    answering.engine.say(output(answering.rid, "shown "))
+    await answering.text_comes()
+    await until(lambda: answering.run.num_stored == answering.run.sequence_number)
+    await answering.store.runs.reap(answering.rid, new_owner="w2", exited_owner="w1")
+    answering.run.lose()  # as an append says, which the store refuses
+    await answering.engine.abort(answering.rid)
+    assert await producing is None
+    assert has_told == [False, False]
 
 
 async def test_a_session_whose_deletion_the_store_tells_first_is_deleted_and_not_lost(
