@@ -1,5 +1,6 @@
 """`Placement`: which of several engines an answer goes to, and how soon that is known."""
 
+import random
 import time
 from collections import Counter
 from typing import Any
@@ -67,6 +68,30 @@ def test_workers_agree_on_nearly_all_sessions_without_talking() -> None:
     asked = [f"session-{number}" for number in reversed(range(400))]
     third = {each: getattr(backwards.choose(each, among), "name", "") for each in asked}
     assert sum(first[session] == third[session] for session in first) > 320
+
+
+def test_two_workers_find_nearly_as_much_in_the_caches_as_one_though_each_answer_is_at_any() -> (
+    None
+):
+    def hits(num_workers: int, seed: int) -> int:
+        """Tokens of prompts whose keys and values are where they go, of 64 chats of 4 turns."""
+        rng = random.Random(seed)
+        workers = [(Placement(), members("ab")) for _ in range(num_workers)]
+        cached: Counter[tuple[str, str]] = Counter()
+        found = 0
+        for turn in range(4):
+            for number in rng.sample(range(64), 64):
+                placement, among = rng.choice(workers)
+                chosen = placement.choose(f"session-{number}", among)
+                assert chosen is not None
+                place = (f"session-{number}", chosen.name)
+                found += min(cached[place], 200 * turn)
+                cached[place] = 200 * (turn + 1)
+        return found
+
+    one, two = (sum(hits(number, seed) for seed in range(10)) for number in (1, 2))
+    assert one == 10 * 64 * 200 * (1 + 2 + 3)
+    assert two >= 0.95 * one
 
 
 @pytest.mark.parametrize("names", ["ab", "abc", "abcd"])
