@@ -70,7 +70,7 @@ def test_workers_agree_on_nearly_all_sessions_without_talking() -> None:
     assert sum(first[session] == third[session] for session in first) > 320
 
 
-def test_two_workers_find_nearly_as_much_in_the_caches_as_one_though_each_answer_is_at_any() -> (
+def test_two_workers_find_nearly_as_much_in_the_caches_as_one_does() -> (
     None
 ):
     def hits(num_workers: int, seed: int) -> int:
