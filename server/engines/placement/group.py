@@ -44,6 +44,7 @@ from server.engines.placement.answer import ENGINE_ERROR, PlacedAnswer
 from server.engines.placement.figures import EngineFigures
 from server.engines.placement.member import Member
 from server.engines.placement.placement import Placement
+from server.engines.placement.roster import Connect, OnCoreState, Roster
 from server.engines.placement.sums import GroupLoad, SmallestModel, room_for, sum_of
 from sessions.background import Background
 
@@ -51,9 +52,6 @@ logger = structlog.get_logger("server")
 
 LOOK_SECONDS = 0.5
 MAX_GAP_SECONDS = 60.0  # that an answer waits for an engine that goes on with it
-
-OnCoreState = Callable[[CoreState, str], None]
-Connect = Callable[[EngineStatus, OnCoreState], EngineClient]
 
 
 class EngineGroup:
@@ -63,13 +61,15 @@ class EngineGroup:
     """
 
     def __init__(self, connect: Connect, on_core_state: OnCoreState) -> None:
-        self.members: list[Member] = []
-        self._connect = connect
         self._on_core_state = on_core_state
         self._state = CoreState.CONNECTING
-        self._statuses: Sequence[EngineStatus] = ()
         self._placement = Placement()
-        self._parting: list[Member] = []  # which have answers still, and are engines no more
+        self._roster = Roster(
+            connect,
+            on_state=self._take_state,
+            on_removal=self._placement.forget,
+            until=self._until,
+        )
         self._next_look: asyncio.TimerHandle | None = None  # of answers that wait to move
         self._answers: dict[str, PlacedAnswer] = {}
         self._exactness = Exactness.EXACT
@@ -79,61 +79,23 @@ class EngineGroup:
 
     # ---- which engines there are ----------------------------------------------------------------
 
+    @property
+    def members(self) -> list[Member]:
+        return self._roster.members
+
     def take(self, statuses: Sequence[EngineStatus]) -> None:
         """The supervisor's word of all of them. Raises `UnsupportedModelError`."""
-        if self._is_closed:
-            return
-        self._statuses = statuses
-        for status in statuses:
-            member = self._member(status.name)
-            if member is not None and member.status.options != status.options:
-                self._remove(member)  # it is another one by now
-                member = None
-            if member is not None:
-                member.status = status
-            elif status.options is not None:
-                self._join(status)
-        names = {status.name for status in statuses}
-        for member in [each for each in self.members if each.name not in names]:
-            self._remove(member)
-        self._look()
+        if not self._is_closed:
+            self._roster.take(statuses)
+            self._look()
 
     def figures(self) -> list[EngineFigures]:
         """Of all of them, for those who operate them."""
-        return [EngineFigures.of(status, self._member(status.name)) for status in self._statuses]
-
-    def _member(self, name: str) -> Member | None:
-        return next((member for member in self.members if member.name == name), None)
-
-    def _join(self, status: EngineStatus) -> None:
-        member = Member(status, asyncio.get_running_loop().time)
-
-        def take_state(state: CoreState, reason: str) -> None:
-            self._take_state(member, state, reason)
-
-        member.engine = self._connect(status, take_state)
-        self.members.append(member)
-        self._background.spawn(_begin(member.engine))
-
-    def _remove(self, member: Member) -> None:
-        """Its answers go on elsewhere; what cannot go ends with it."""
-        member.is_leaving = True
-        self.members.remove(member)
-        self._placement.forget(member)
-        self._parting.append(member)
-        self._background.spawn(self._part(member))
-
-    async def _part(self, member: Member) -> None:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(MAX_GAP_SECONDS):
-                await self._until(lambda: not member.num_answers or self._is_closed)
-        self._parting.remove(member)
-        member.engine.shutdown()
+        return self._roster.figures()
 
     # ---- how they are ---------------------------------------------------------------------------
 
     def _take_state(self, member: Member, state: CoreState, reason: str) -> None:
-        member.reason = reason
         if state is CoreState.DEAD:
             # One that cannot move stays with its engine, whose client sees what it has.
             for answer in self.answers_at(member):
@@ -149,7 +111,7 @@ class EngineGroup:
         """
         news, self._news = self._news, asyncio.Event()
         news.set()
-        left = [each for each in (*self.members, *self._parting) if each.gives_up]
+        left = [each for each in (*self.members, *self._roster.parting) if each.gives_up]
         are_waiting = [member for member in left if not self._move_all(member)]
         if are_waiting and self._next_look is None and not self._is_closed:
             # The pause of an engine ends without a word.
@@ -521,15 +483,8 @@ class EngineGroup:
 
     def shutdown(self) -> None:
         self._is_closed = True
-        for member in self.members:
-            member.engine.shutdown()
+        self._roster.close()
         self._look()
-
-
-async def _begin(engine: EngineClient) -> None:
-    """Joining may begin with the first call on the event loop."""
-    with contextlib.suppress(EngineError):
-        await engine.wait_ready()
 
 
 def _none_ready() -> RetryableRequestError:

@@ -267,3 +267,7 @@ class Site:
     def close(self) -> None:
         self.group.shutdown()
         self.tokenizer.close()
+
+
+def ids_of(site: Site, text: str = ANSWER) -> list[int]:
+    return site.tokenizer.encode(text, add_special_tokens=False)

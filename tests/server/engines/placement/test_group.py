@@ -1,7 +1,6 @@
 """`EngineGroup`: several engines are one to the server, also when one of them dies."""
 
 import asyncio
-from collections.abc import AsyncIterator
 from typing import Any
 
 import msgspec
@@ -16,23 +15,9 @@ from server.engines.client import (
     QueueOverflowError,
     RequestOutputKind,
     RetryableRequestError,
-    StructuredOutputsParams,
     ValidationError,
 )
-from tests.server.helpers.scripted_links import ANSWER, CONTEXT, PROMPT, Site, params_of
-
-
-@pytest.fixture
-async def site() -> AsyncIterator[Site]:
-    site = Site()
-    await site.settle()
-    yield site
-    site.close()
-
-
-def ids_of(site: Site, text: str = ANSWER) -> list[int]:
-    return site.tokenizer.encode(text, add_special_tokens=False)
-
+from tests.server.helpers.scripted_links import ANSWER, CONTEXT, PROMPT, Site, ids_of, params_of
 
 # ---- an engine dies -----------------------------------------------------------------------------
 
@@ -496,190 +481,6 @@ async def test_after_a_shutdown_nothing_waits(site: Site) -> None:
     late = site.read("late")
     await late.task
     assert isinstance(late.error, RetryableRequestError | EngineDeadError)
-
-
-# ---- engines come and go ------------------------------------------------------------------------
-
-
-async def test_an_engine_that_drains_takes_nothing_new_and_ends_what_it_has(site: Site) -> None:
-    ids = ids_of(site)
-    reader = site.read("r", session_id="s")
-    await site.settle()
-    mine, other = site.at("r")
-    name = "a" if mine is site.links["a"] else "b"
-    mine.emit("r", *ids[:5])
-    site.change(name, is_draining=True)
-    await site.settle()
-    assert mine.aborted == []
-    mine.emit("r", *ids[5:], finish_reason="length")
-    await reader.task
-    assert (reader.text, reader.num_restarts) == (ANSWER, 0)
-    for number in range(9):
-        site.read(f"more{number}", session_id=f"s{number}")
-    site.read("same", session_id="s")
-    await site.settle()
-    assert len(mine.sent) == 1 and len(other.sent) == 10
-    site.change(name, is_draining=False)
-    for number in range(9):
-        site.read(f"again{number}")
-    await site.settle()
-    assert len(mine.sent) > 1
-
-
-async def test_an_engine_that_is_to_keep_nothing_hands_its_answers_over(site: Site) -> None:
-    ids = ids_of(site)
-    reader = site.read("r")
-    await site.settle()
-    mine, other = site.at("r")
-    mine.emit("r", *ids[:11])
-    await site.settle()
-    site.change("a" if mine is site.links["a"] else "b", is_draining=True, must_move=True)
-    await site.settle()
-    assert other.sent[0].resume_token_ids == ids[:11]
-    other.emit("r", *ids[11:], finish_reason="length")
-    await reader.task
-    assert (reader.text, reader.token_ids) == (ANSWER, ids)
-
-
-async def test_an_engine_that_is_removed_hands_its_answers_over_and_is_closed(
-    site: Site,
-) -> None:
-    ids = ids_of(site)
-    reader = site.read("r")
-    await site.settle()
-    mine, other = site.at("r")
-    mine.emit("r", *ids[:11])
-    await site.settle()
-    site.remove("a" if mine is site.links["a"] else "b")
-    await site.settle()
-    assert mine.is_closed and other.sent[0].resume_token_ids == ids[:11]
-    other.emit("r", *ids[11:], finish_reason="length")
-    await reader.task
-    assert reader.text == ANSWER
-
-
-@pytest.mark.parametrize("is_removed", [True, False])
-async def test_answers_leave_an_engine_as_soon_as_another_one_takes_them(
-    site: Site, is_removed: bool
-) -> None:
-    ids = ids_of(site)
-    reader = site.read("r")
-    await site.settle()
-    mine, other = site.at("r")
-    name = site.place_of("r")
-    mine.emit("r", *ids[:11])
-    other.stall()
-    if is_removed:
-        site.remove(name)
-    else:
-        site.change(name, is_draining=True, must_move=True)
-    await site.settle()
-    mine.emit("r", *ids[11:13])
-    await site.settle()
-    assert mine.aborted == [] == other.sent
-    other.come()
-    await site.settle()
-    assert other.sent[0].resume_token_ids == ids[:13]
-    other.emit("r", *ids[13:], finish_reason="length")
-    await reader.task
-    assert (reader.text, reader.token_ids) == (ANSWER, ids)
-    assert mine.is_closed is is_removed
-
-
-async def test_answers_of_an_engine_that_dies_after_it_was_removed_wait_for_no_deadline(
-    site: Site,
-) -> None:
-    ids = ids_of(site)
-    reader = site.read("r")
-    await site.settle()
-    mine, other = site.at("r")
-    mine.emit("r", *ids[:11])
-    other.stall()
-    site.remove(site.place_of("r"))
-    await site.settle()
-    mine.die()
-    other.come()
-    await site.settle()
-    assert other.sent[0].resume_token_ids == ids[:11]
-    other.emit("r", *ids[11:], finish_reason="length")
-    await reader.task
-    assert reader.text == ANSWER
-
-
-async def test_answers_of_a_dead_engine_go_on_when_the_pause_of_another_one_is_over(
-    site: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("server.engines.placement.group.LOOK_SECONDS", 0.0)
-    ids = ids_of(site)
-    reader = site.read("r")
-    await site.settle()
-    mine, other = site.at("r")
-    mine.emit("r", *ids[:11])
-    await site.settle()
-    paused = next(member for member in site.members if site.links[member.name] is other)
-    now = asyncio.get_running_loop().time()
-    for _ in range(3):
-        paused.breaker.fail(now)
-    mine.die()
-    await site.settle()
-    assert other.sent == []
-    paused.breaker.succeed()
-    await site.settle()
-    assert other.sent[0].resume_token_ids == ids[:11]
-    other.emit("r", *ids[11:], finish_reason="length")
-    await reader.task
-    assert reader.text == ANSWER
-
-
-async def test_an_answer_that_fails_while_it_is_moved_goes_on_all_the_same(site: Site) -> None:
-    ids = ids_of(site)
-    reader = site.read("r")
-    await site.settle()
-    mine, other = site.at("r")
-    mine.emit("r", *ids[:11])
-    await site.settle()
-    mine.emit("r", finish_reason="error", error=("engine_error", "it broke off"))
-    site.change(site.place_of("r"), is_draining=True, must_move=True)
-    await site.settle()
-    assert other.sent[0].resume_token_ids == ids[:11]
-    other.emit("r", *ids[11:], finish_reason="length")
-    await reader.task
-    assert (reader.text, reader.reason) == (ANSWER, "length")
-
-
-@pytest.mark.parametrize("exactness", [Exactness.TOKENS, Exactness.TEXT])
-async def test_an_answer_with_a_form_stays_where_no_other_engine_could_go_on_with_it(
-    site: Site, exactness: Exactness
-) -> None:
-    form = StructuredOutputsParams(json_object=True)
-    reader = site.read("r", params=params_of(structured_outputs=form))
-    await site.settle()
-    mine, other = site.at("r")
-    other.exactness = exactness
-    mine.emit("r", *ids_of(site, "{}"))
-    await site.settle()
-    site.change(site.place_of("r"), is_draining=True, must_move=True)
-    await site.settle()
-    assert mine.aborted == [] == other.sent
-    mine.emit("r", finish_reason="stop")
-    await reader.task
-    assert (reader.text, reader.reason) == ("{}", "stop")
-
-
-async def test_an_engine_that_is_added_takes_answers(site: Site) -> None:
-    site.add("c")
-    await site.settle()
-    for number in range(30):
-        site.read(f"r{number}", session_id=f"s{number}")
-    await site.settle()
-    assert [len(site.links[name].sent) > 5 for name in "abc"] == [True] * 3
-
-
-async def test_one_that_is_still_made_ready_is_not_asked(site: Site) -> None:
-    site.add("c", options=None)
-    assert [member.name for member in site.members] == ["a", "b"]
-    site.change("c", options={})
-    assert [member.name for member in site.members] == ["a", "b", "c"]
 
 
 # ---- as one engine ------------------------------------------------------------------------------

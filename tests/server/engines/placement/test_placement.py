@@ -70,9 +70,7 @@ def test_workers_agree_on_nearly_all_sessions_without_talking() -> None:
     assert sum(first[session] == third[session] for session in first) > 320
 
 
-def test_two_workers_find_nearly_as_much_in_the_caches_as_one_does() -> (
-    None
-):
+def test_two_workers_find_nearly_as_much_in_the_caches_as_one_does() -> None:
     def hits(num_workers: int, seed: int) -> int:
         """Tokens of prompts whose keys and values are where they go, of 64 chats of 4 turns."""
         rng = random.Random(seed)
