@@ -50,12 +50,15 @@ OWN_GRAMMAR = "%llguidance"  # how the form of a call begins, which not all its 
 GUIDANCE = "--structured-outputs-config.backend guidance"  # which does
 CORE = "EngineCore"  # in what it says when that has died
 LOAD_SECONDS = 3.0  # between two looks at its metrics, which take it some milliseconds to write
+MAX_METRICS_LENGTH = 1 << 20  # characters of these that are read
 MAX_DIGITS = 12  # of a size among them
-NUMBER = rb"([0-9.eE+-]+)$"
-RUNNING = re.compile(rb"^vllm:num_requests_running\{[^}]*\} " + NUMBER, re.M)
-WAITING = re.compile(rb"^vllm:num_requests_waiting\{[^}]*\} " + NUMBER, re.M)
-USAGE = re.compile(rb"^vllm:kv_cache_usage_perc\{[^}]*\} " + NUMBER, re.M)
-CACHE = re.compile(rb"^vllm:cache_config_info\{([^}]*)\}", re.M)
+# None of these looks at a byte more than a few times, whatever the metrics say.
+LABELS, NUMBER = rb"\{([^}\n]*)\}", rb" ([0-9.eE+-]+)$"
+RUNNING = re.compile(rb"^vllm:num_requests_running" + LABELS + NUMBER, re.M)
+WAITING = re.compile(rb"^vllm:num_requests_waiting" + LABELS + NUMBER, re.M)
+USAGE = re.compile(rb"^vllm:kv_cache_usage_perc" + LABELS + NUMBER, re.M)
+CACHE = re.compile(rb"^vllm:cache_config_info" + LABELS, re.M)
+LABEL = re.compile(rb'\b(\w{1,64})="([^"]*)"')
 
 
 class VLLM:
@@ -75,7 +78,7 @@ class VLLM:
         has_token_route = await _finds(ask, Call(ABORT, {"request_ids": []}))
         self.join(model, max_model_len, has_token_route=has_token_route)
         return RemoteFacts(
-            max_model_len=max_model_len, num_kv_tokens=_cache_tokens(await _metrics(ask))
+            max_model_len=max_model_len, num_kv_tokens=cache_tokens(await _metrics(ask))
         )
 
     def join(self, model: str, max_model_len: int, *, has_token_route: bool) -> None:
@@ -90,7 +93,7 @@ class VLLM:
         except BadStatus as problem:
             raise Broken(f"its core is not well: {problem}") from None
         if time.monotonic() - self._loaded_at >= LOAD_SECONDS:
-            self._load, self._loaded_at = _load(await _metrics(ask)), time.monotonic()
+            self._load, self._loaded_at = load_of(await _metrics(ask)), time.monotonic()
         return self._load
 
     async def tokenize(self, ask: Ask, text: str) -> list[int] | None:
@@ -357,13 +360,13 @@ async def _metrics(ask: Ask) -> bytes:
         text = await ask(Call("/metrics"))
     except BadStatus:
         return b""
-    return text.encode() if isinstance(text, str) else b""
+    return text[:MAX_METRICS_LENGTH].encode() if isinstance(text, str) else b""
 
 
-def _load(metrics: bytes) -> RemoteLoad:
+def load_of(metrics: bytes) -> RemoteLoad:
     """Of all that work side by side under its address."""
     running, waiting, usage = (
-        [_number(each) for each in gauge.findall(metrics)] for gauge in (RUNNING, WAITING, USAGE)
+        [_number(each) for _, each in gauge.findall(metrics)] for gauge in (RUNNING, WAITING, USAGE)
     )
     return RemoteLoad(
         num_running=int(sum(running)) if running else None,
@@ -381,11 +384,11 @@ def _number(text: bytes) -> float:
     return number if 0 <= number <= MAX_COUNT else 0.0
 
 
-def _cache_tokens(metrics: bytes) -> int | None:
+def cache_tokens(metrics: bytes) -> int | None:
     """How many tokens fit into its cache, or into those of several in parallel."""
     total = 0
     for found in CACHE.findall(metrics):
-        labels = dict(re.findall(rb'(\w+)="([^"]*)"', found))
+        labels = dict(LABEL.findall(found))
         sizes = [labels.get(name, b"") for name in (b"num_gpu_blocks", b"block_size")]
         if all(size.isdigit() and len(size) <= MAX_DIGITS for size in sizes):
             total += int(sizes[0]) * int(sizes[1])

@@ -1,5 +1,6 @@
 """The dialect of vLLM, against what a real server has said (`recorded/`)."""
 
+import time
 from typing import Any
 
 import msgspec
@@ -11,7 +12,7 @@ from engine.client.text.tokenizer import Tokenizer
 from engine.errors import ValidationError
 from engine.ipc import AddRequest
 from server.engines.remote.dialect import Ask, RemoteFacts, RemoteLoad, Step
-from server.engines.remote.vllm import VLLM, VLLMReader
+from server.engines.remote.vllm import MAX_METRICS_LENGTH, VLLM, VLLMReader, cache_tokens, load_of
 from server.engines.remote.wire.exchange import Call
 from server.engines.remote.wire.problems import BadStatus, Broken, Lie, Misfit
 from tests.server.engines.remote.recorded.exchanges import Exchange, recorded
@@ -137,6 +138,24 @@ async def test_a_gauge_that_is_no_number_counts_for_nothing(
 
     assert (await joined(tokenizer).look(ask)).num_running == 0
     assert (await VLLM(tokenizer, None).probe(ask)).num_kv_tokens is None
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"vllm:num_requests_running{\n",
+        b"vllm:num_requests_running{" + b"a" * 2000 + b"\n",
+        b"vllm:cache_config_info{" + b"a" * (1 << 19) + b"}\n",
+        b"vllm:cache_config_info{" + b'a="' * (1 << 17) + b"}\n",
+        b"vllm:kv_cache_usage_perc{} " + b"1" * 2000 + b"x\n",
+    ],
+)
+def test_figures_that_have_no_end_hold_up_no_worker(line: bytes) -> None:
+    metrics = line * (MAX_METRICS_LENGTH // len(line))
+    begun = time.process_time()
+    assert load_of(metrics) == RemoteLoad()
+    assert cache_tokens(metrics) is None
+    assert time.process_time() - begun < 5.0  # which took hours
 
 
 async def test_a_door_whose_core_has_died_is_not_well(tokenizer: Tokenizer) -> None:
