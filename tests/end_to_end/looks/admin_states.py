@@ -6,7 +6,7 @@ from typing import Any
 from playwright.async_api import Locator, Route, expect
 
 from tests.end_to_end.clients.http_client import admin_token
-from tests.end_to_end.looks.stage import NOW, Stage
+from tests.end_to_end.looks.stage import LIVE, NOW, WORKER, Stage
 
 State = Callable[[Stage], Awaitable[None]]
 ADMIN_STATES: dict[str, State] = {}
@@ -36,6 +36,7 @@ async def signed_in(stage: Stage) -> None:
     await stage.page.get_by_label("Admin token").fill(admin_token(stage.server))
     await stage.page.get_by_role("button", name="Sign in").click()
     await expect(stage.page.get_by_role("button", name="Sign out")).to_be_visible()
+    await expect(stage.page.locator(".vital.good")).to_have_count(3)
 
 
 @state
@@ -145,9 +146,9 @@ async def away(stage: Stage) -> None:
     async def tell(route: Route) -> None:
         told.update(await (await route.fetch()).json())
         worker = {**told["replicas"][0], "id": "harbour-4242-5f3a9c", "engine": "unavailable"}
-        worker.update(seen_at=told["now"] - 300, engine_since=told["now"] - 12_000)
+        worker.update(seen_at=told["now"] - 300, engine_since=told["now"] - 12_000, **WORKER)
         told["redis"].update(state="unavailable", since=int(NOW.timestamp() * 1000) - 8000)
-        told.update(replicas=[worker], engines=[{**told["engines"][0], "state": "dead"}])
+        told.update(live=LIVE, replicas=[worker], engines=[{**told["engines"][0], "state": "dead"}])
         await route.fulfill(json=told)
 
     await stage.page.route("**/v1/admin/health", tell)
@@ -161,3 +162,4 @@ async def lost(stage: Stage) -> None:
     await live(stage)
     await stage.page.route("**/v1/admin/**", lambda route: route.abort())
     await expect(stage.page.locator(".trouble.lost")).to_be_visible()
+    await expect(stage.page.locator(".vitals.old")).to_be_visible()

@@ -1,5 +1,6 @@
 /** Dialogs that ask before something is done, and why: as the audit log and those concerned will read it. */
 
+import { useEffect, useRef } from "preact/hooks";
 import { useSignal } from "@preact/signals";
 
 import { Dialog } from "../../widgets/dialog.js";
@@ -25,6 +26,8 @@ function Question({ admin, question }) {
   const { title, text, deed, danger, reason: field, check, act } = question;
   const reason = useSignal("");
   const isChecked = useSignal(false);
+  const first = useRef(null);
+  useEffect(() => first.current?.focus(), []); // who is asked why can say so at once
   const leave = () => (admin.dialog.value = null);
   const isReady = !field?.isNeeded || reason.value.trim() !== "";
   const submit = (event) => {
@@ -39,7 +42,7 @@ function Question({ admin, question }) {
       ${field &&
       html`<label class="field">
         <span>${field.label}</span>
-        <input maxlength=${field.max ?? 200} required=${Boolean(field.isNeeded)} value=${reason.value} autocomplete="off"
+        <input ref=${first} maxlength=${field.max ?? 200} required=${Boolean(field.isNeeded)} value=${reason.value} autocomplete="off"
           onInput=${(event) => (reason.value = event.target.value)} />
       </label>`}
       ${check &&

@@ -1,5 +1,6 @@
 /** The engines of each model on the host that answers: how they are, what they do, and what may be done with them. */
 
+import { useEffect, useRef } from "preact/hooks";
 import { useSignal } from "@preact/signals";
 
 import { Dialog } from "../../widgets/dialog.js";
@@ -20,10 +21,10 @@ const STATES = {
 };
 /** What becomes of an answer when its engine dies. */
 const EXACTNESS = {
-  exact: ["bit for bit", "An answer goes on as it would have."],
-  tokens: ["from the next token", "An answer goes on from the next token, perhaps with other words."],
-  text: ["after its text", "An answer goes on after its text."],
-  none: ["ends", "An answer ends there, incomplete."],
+  exact: "goes on bit for bit",
+  tokens: "goes on from the next token",
+  text: "goes on after its text",
+  none: "ends, incomplete",
 };
 
 /**
@@ -74,7 +75,7 @@ function columnsOf(admin, engines) {
     { id: "waiting", label: "Waiting", number: true, cell: ({ waiting }) => known(waiting) },
     { id: "kv", label: "KV in use", number: true, cell: ({ kv_blocks: all, kv_blocks_free: free }) => (all ? `${Math.round((100 * (all - free)) / all)} %` : null) },
     { id: "sessions", label: "Sessions", number: true, cell: ({ sessions }) => known(sessions) },
-    { id: "exactness", label: "If it dies, an answer", cell: ({ exactness }) => html`<${Rung} exactness=${exactness} />` },
+    { id: "exactness", label: "If it dies, an answer", cell: ({ exactness }) => EXACTNESS[exactness] ?? null },
     { id: "deeds", label: "What can be done", isDeed: true, kind: "deeds", cell: (engine) => html`<${Deeds} admin=${admin} engine=${engine} />` },
   ];
 }
@@ -86,11 +87,6 @@ function Name({ engine: { name, url, problem } }) {
 function State({ engine: { state, draining } }) {
   const [tone, word] = STATES[state] ?? ["idle", state];
   return html`<span class=${`state ${draining && tone === "good" ? "warn" : tone}`}>${draining ? `${word}, draining` : word}</span>`;
-}
-
-function Rung({ exactness }) {
-  const [word, sentence] = EXACTNESS[exactness] ?? ["goes on", ""];
-  return html`<span title=${sentence}>${exactness === "none" ? "" : "goes on "}${word.replace("goes on", "")}</span>`;
 }
 
 function Deeds({ admin, engine: { name, draining, isAlone } }) {
@@ -123,6 +119,8 @@ const add = (admin) => (admin.dialog.value = () => html`<${Add} admin=${admin} /
 
 function Add({ admin }) {
   const entry = useSignal("");
+  const first = useRef(null);
+  useEffect(() => first.current.focus(), []);
   const leave = () => (admin.dialog.value = null);
   const submit = (event) => {
     event.preventDefault();
@@ -135,7 +133,7 @@ function Add({ admin }) {
     <form class="ask-form" onSubmit=${submit}>
       <label class="field">
         <span>As in <code>PARLEY_ENGINES</code></span>
-        <input required maxlength="1000" spellcheck="false" autocomplete="off" placeholder="native;name=third"
+        <input ref=${first} required maxlength="1000" spellcheck="false" autocomplete="off" placeholder="native;name=third"
           value=${entry.value} onInput=${(event) => (entry.value = event.target.value)} />
       </label>
       <p class="muted">
