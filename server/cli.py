@@ -33,6 +33,7 @@ CORE_SETTINGS = (
     "kv_cache_dtype",
     "sleep_after_seconds",
     "standby_core",
+    "watchdog_seconds",
     "lora_dir",
     "max_loras",
     "max_cpu_loras",

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 logger = structlog.get_logger("server")
 
-HANDSHAKE_SECONDS = 5.0
+HANDSHAKE_SECONDS = 3.0
 AGAIN_SECONDS = 0.5  # between two looks for a core that is not there yet
 LOG_SECONDS = 10.0  # between two lines of the log on that
 
