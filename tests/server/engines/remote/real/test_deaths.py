@@ -52,6 +52,8 @@ async def test_what_was_shown_stays_and_the_rest_follows_from_the_next_token(
 ) -> None:
     assert llm.exactness is Exactness.TOKENS
     prompts = await prompts_of(llm)
+    await pair.prepare_next()  # nothing is in its cache yet
+    pair.replace()
     whole = Asker(llm, prompts)
     await whole.ask("whole")
     num_running, killed, undisturbed = 0, Compared(llm, whole), Compared(llm, whole)
