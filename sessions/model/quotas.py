@@ -72,7 +72,7 @@ class Budget:
     """The tokens of one day, of a user or a group. `reset_ms`: until the next one begins.
 
     `held` are those that running answers of the group may still use. `quota` names the limit.
-    `own_left` is what is left of the user's own, whichever it is; None: they are unlimited.
+    `users_left` is of a group's: what is left of the user's own; None: those are unlimited.
     """
 
     limit: int
@@ -80,7 +80,12 @@ class Budget:
     reset_ms: int
     held: int = 0
     quota: str = USER_TOKENS
-    own_left: int | None = None
+    users_left: int | None = None
+
+    @property
+    def own_left(self) -> int | None:
+        """What is left of the user's own tokens, whichever these are; None: any number."""
+        return self.remaining if self.quota == USER_TOKENS else self.users_left
 
     @property
     def remaining(self) -> int:

@@ -71,7 +71,7 @@ class Budgets:
             key = self._keys.user_tokens_used(uid, _day(now_ms))
             used = int(await self._client.call("HGET", key, "tokens") or 0)
             own_left = max(0, own - used)
-            budgets.append(Budget(own, used, reset_ms, own_left=own_left))
+            budgets.append(Budget(own, used, reset_ms))
         if allowance.group is not None and shared:
             used, held = await self._of_group(allowance.group, _day(now_ms))
             budgets.append(Budget(shared, used, reset_ms, held, GROUP_TOKENS, own_left))
