@@ -15,7 +15,7 @@ from sessions.model.errors import InvalidCursor
 from sessions.model.keys import Keys
 
 MAX_ENTRIES: Final = 1_000_000
-MAX_EXAMINED: Final = 5_000  # that one page looks at for a filter, in chunks
+MAX_EXAMINED: Final = 2_000  # that one page looks at for a filter, in chunks
 CHUNK_ENTRIES: Final = 500
 
 _CURSOR: Final = re.compile(r"\d{1,15}-\d{1,15}\Z")

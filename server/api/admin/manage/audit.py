@@ -18,7 +18,7 @@ Moment = Annotated[int, Meta(ge=0, le=2**53 - 1)]
 class AuditQuery(PageQuery, frozen=True):
     """Filters: `action` is whole, or begins with what stands before a `*`; `since`, `until` in ms.
 
-    A page looks at 5,000 entries at most: it may be short, with a cursor.
+    A page looks at 2,000 entries at most: it may be short, with a cursor.
     """
 
     actor: Word | None = None

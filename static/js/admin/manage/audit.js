@@ -1,0 +1,56 @@
+/** Who did or read what as an admin: the log, filtered by who, what and whom. */
+
+import { html } from "../../widgets/html.js";
+import { File } from "../../widgets/icons.js";
+import { visibleName } from "../../widgets/visible.js";
+import { Empty, FilterText, Pager, Read } from "../frame/parts.js";
+import { Table } from "../frame/table.js";
+import { date } from "../frame/words.js";
+import { Paged } from "./paged.js";
+
+const FILTERS = ["actor", "action", "target"];
+
+class Audit {
+  /** @param {import("../frame/console.js").Console} admin */
+  constructor(admin) {
+    this.paged = new Paged(admin, { tab: TAB.id, path: "/audit", filters: FILTERS });
+  }
+
+  readings() {
+    return [this.paged.list];
+  }
+}
+
+export const TAB = { id: "audit", label: "Audit", group: "Manage", icon: File, open: (admin) => new Audit(admin), View: AuditView };
+
+const COLUMNS = [
+  { id: "at", label: "When", cell: ({ at }) => date(at) },
+  { id: "actor", label: "Who", cell: ({ actor }) => html`<code>${visibleName(actor)}</code>` },
+  { id: "action", label: "Did", cell: ({ action }) => action },
+  { id: "target", label: "To", cell: ({ target }) => (target ? html`<code>${visibleName(target)}</code>` : null) },
+  { id: "reason", label: "Why", cell: ({ reason }) => (reason ? visibleName(reason) : null) },
+  { id: "address", label: "From", cell: ({ address }) => address || null },
+];
+
+function AuditView({ admin, state }) {
+  const { paged } = state;
+  const { params } = admin.route;
+  const isFiltered = FILTERS.some((name) => params[name]);
+  return html`<div class="tab">
+    <main class="admin-main">
+      <form class="filters" onSubmit=${(event) => event.preventDefault()}>
+        <${FilterText} label="Who" hint="Who: a user's id" value=${params.actor ?? ""} onPick=${(actor) => paged.filter({ actor })} />
+        <${FilterText} label="What" hint="What: user.*" value=${params.action ?? ""} onPick=${(action) => paged.filter({ action })} />
+        <${FilterText} label="To whom" hint="To: an id" value=${params.target ?? ""} onPick=${(target) => paged.filter({ target })} />
+      </form>
+      <${Read} reading=${paged.list}>
+        ${({ entries, next_cursor: more }) =>
+          entries.length === 0
+            ? html`<${Empty}>${more ? "Nothing on this page fits; older ones may." : isFiltered ? "Nothing fits these filters." : "Nothing was done yet."}<//>`
+            : html`<${Table} label="Audit log" kind="of-audit" columns=${COLUMNS} rows=${entries} keyOf=${({ id }) => id} />`}
+      <//>
+      <${Pager} number=${paged.pageNumber} hasMore=${Boolean(paged.list.value.value?.next_cursor)}
+        onNewer=${() => paged.newer()} onOlder=${() => paged.older()} />
+    </main>
+  </div>`;
+}

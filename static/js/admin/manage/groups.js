@@ -1,0 +1,166 @@
+/** Groups of users who share quotas: the list, and the one that is open with its members. */
+
+import { computed } from "@preact/signals";
+
+import { html } from "../../widgets/html.js";
+import { Pin } from "../../widgets/icons.js";
+import { ask } from "../frame/dialog.js";
+import { Empty, Pager, Read } from "../frame/parts.js";
+import { Reading } from "../frame/reading.js";
+import { Table } from "../frame/table.js";
+import { count, date } from "../frame/words.js";
+import { Beside, Facts, quotaFields, quotaText } from "./drawer.js";
+import { fill, numberOf } from "./forms.js";
+import { Paged } from "./paged.js";
+
+const EVERY_MS = 3000;
+
+class Groups {
+  openId = computed(() => (this.admin.route.tab === TAB.id ? (this.admin.route.params.open ?? null) : null));
+  details = new Reading((api) => this.#readDetails(api), { everyMs: EVERY_MS });
+
+  /** @param {import("../frame/console.js").Console} admin */
+  constructor(admin) {
+    this.admin = admin;
+    this.paged = new Paged(admin, { tab: TAB.id, path: "/groups" });
+    this.openId.subscribe(() => this.details.renew());
+  }
+
+  readings() {
+    return this.openId.value === null ? [this.paged.list] : [this.paged.list, this.details];
+  }
+
+  async #readDetails(api) {
+    const path = `/groups/${encodeURIComponent(this.openId.value)}`;
+    const group = await api.get(path);
+    return { group, members: await api.get(`${path}/members`, { limit: 200 }) };
+  }
+
+  show(id) {
+    this.admin.route.set({ open: id }, { keep: true });
+  }
+
+  add() {
+    fill(this.admin, {
+      title: "Make a group",
+      text: "Its members share these quotas. What is empty has no limit.",
+      deed: "Make",
+      fields: [{ name: "name", label: "Name", isNeeded: true }, ...quotaFields({}, "no limit")],
+      act: async (values) => {
+        const body = { name: values.name, quotas: quotasOf(values) };
+        const group = await this.admin.act((api) => api.post("/groups", body), "Made.");
+        if (group) this.show(group.id);
+      },
+    });
+  }
+
+  change(group) {
+    fill(this.admin, {
+      title: `Change ${group.name}`,
+      text: "What is empty has no limit.",
+      deed: "Save",
+      fields: [{ name: "name", label: "Name", value: group.name, isNeeded: true }, ...quotaFields(group.quotas, "no limit")],
+      act: (values) =>
+        this.admin.act((api) => api.patch(pathOf(group), { name: values.name, quotas: quotasOf(values) }), "Saved."),
+    });
+  }
+
+  remove(group) {
+    ask(this.admin, {
+      title: `Remove ${group.name}`,
+      text: "Its members stay users, with their own quotas alone.",
+      deed: "Remove",
+      danger: true,
+      act: async () => {
+        if (await this.admin.act((api) => api.delete(pathOf(group)), "Removed.")) this.show(null);
+      },
+    });
+  }
+
+  letGo(group, user) {
+    const path = `${pathOf(group)}/members/${encodeURIComponent(user.id)}`;
+    return this.admin.act((api) => api.delete(path), `${user.name} has left the group.`);
+  }
+}
+
+const pathOf = (group) => `/groups/${encodeURIComponent(group.id)}`;
+const quotasOf = ({ tokens_per_day, sessions, answers }) => ({
+  tokens_per_day: numberOf(tokens_per_day),
+  sessions: numberOf(sessions),
+  answers: numberOf(answers),
+});
+
+export const TAB = { id: "groups", label: "Groups", group: "Manage", icon: Pin, open: (admin) => new Groups(admin), View: GroupsView };
+
+function GroupsView({ admin, state }) {
+  const openId = state.openId.value;
+  const { paged } = state;
+  return html`<div class=${openId ? "tab has-drawer" : "tab"}>
+    <main class="admin-main">
+      <div class="filters">
+        <button type="button" class="plain" onClick=${() => state.add()}>Make a group …</button>
+      </div>
+      <${Read} reading=${paged.list}>
+        ${({ groups }) =>
+          groups.length === 0
+            ? html`<${Empty}>No groups yet. The members of a group share quotas.<//>`
+            : html`<${Table} label="Groups" columns=${columnsOf(state)} rows=${groups} keyOf=${({ id }) => id}
+                onOpen=${({ id }) => state.show(id)} openKey=${openId} />`}
+      <//>
+      <${Pager} number=${paged.pageNumber} hasMore=${Boolean(paged.list.value.value?.next_cursor)}
+        onNewer=${() => paged.newer()} onOlder=${() => paged.older()} />
+    </main>
+    ${openId && html`<${Drawer} key=${openId} admin=${admin} state=${state} />`}
+  </div>`;
+}
+
+/** "1,200 of 5,000" */
+const of = (used, most) => (most === null ? count(used) : `${count(used)} of ${count(most)}`);
+
+function columnsOf(state) {
+  return [
+    {
+      id: "name",
+      label: "Name",
+      cell: ({ id, name }) => html`<button type="button" class="link" onClick=${() => state.show(id)}>${name}</button>`,
+    },
+    { id: "members", label: "Members", number: true, cell: ({ members }) => count(members) },
+    { id: "tokens", label: "Tokens today", number: true, cell: ({ tokens_today: used, quotas }) => of(used, quotas.tokens_per_day) },
+    { id: "held", label: "Held by answers", number: true, cell: ({ tokens_held: held }) => count(held) },
+    { id: "sessions", label: "Sessions", number: true, cell: ({ sessions, quotas }) => of(sessions, quotas.sessions) },
+  ];
+}
+
+function Drawer({ admin, state }) {
+  const read = state.details.value.value;
+  const close = () => state.show(null);
+  if (!read) return html`<${Beside} admin=${admin} title="Loading …" onClose=${close}><${Read} reading=${state.details}>${() => null}<//><//>`;
+  const { group, members } = read;
+  return html`<${Beside} admin=${admin} title=${group.name} onClose=${close}>
+    <${Facts} facts=${[
+      ["Quotas", quotaText(group.quotas, "no limits")],
+      ["Tokens today", of(group.tokens_today, group.quotas.tokens_per_day)],
+      ["Held by answers", count(group.tokens_held)],
+      ["Sessions", of(group.sessions, group.quotas.sessions)],
+      ["Made", date(group.created_at)],
+      ["Group", html`<code>${group.id}</code>`],
+    ]} />
+    <div class="deeds">
+      <button type="button" class="plain" onClick=${() => state.change(group)}>Change …</button>
+      <button type="button" class="plain danger" onClick=${() => state.remove(group)}>Remove …</button>
+    </div>
+    <section>
+      <h3>Members</h3>
+      ${members.users.length === 0 && html`<p class="muted">None yet: open a user to put them into this group.</p>`}
+      <ul class="members">
+        ${members.users.map(
+          (user) => html`<li key=${user.id}>
+            <a href=${`#users?open=${encodeURIComponent(user.id)}`}>${user.name}</a>
+            <button type="button" class="plain small" onClick=${() => state.letGo(group, user)}>Let go</button>
+          </li>`,
+        )}
+      </ul>
+      ${members.next_cursor && html`<p class="muted">These are the newest 200 of ${count(group.members)}.</p>`}
+    </section>
+  <//>`;
+}

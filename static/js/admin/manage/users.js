@@ -1,0 +1,292 @@
+/** Users: the list, and the one that is open with tokens, quotas, group and what they store. */
+
+import { computed } from "@preact/signals";
+
+import { html } from "../../widgets/html.js";
+import { Person } from "../../widgets/icons.js";
+import { ask } from "../frame/dialog.js";
+import { Empty, Pager, Read } from "../frame/parts.js";
+import { Reading } from "../frame/reading.js";
+import { Table } from "../frame/table.js";
+import { ago, count, date, size } from "../frame/words.js";
+import { Beside, Facts, quotaFields, quotaText } from "./drawer.js";
+import { fill, numberOf, showOnce } from "./forms.js";
+import { Paged } from "./paged.js";
+
+const EVERY_MS = 5000;
+const SCOPES = [
+  ["admin", "may see and manage everything but what users wrote"],
+  ["admin:transcripts", "may read what users wrote"],
+  ["admin:operate", "may restart workers and change what they log"],
+];
+
+class Users {
+  openId = computed(() => (this.admin.route.tab === TAB.id ? (this.admin.route.params.open ?? null) : null));
+  details = new Reading((api) => this.#readDetails(api), { everyMs: EVERY_MS });
+  groups = new Reading((api) => api.get("/groups", { limit: 200 }), { everyMs: 10_000 });
+
+  /** @param {import("../frame/console.js").Console} admin */
+  constructor(admin) {
+    this.admin = admin;
+    this.paged = new Paged(admin, { tab: TAB.id, path: "/users" });
+    this.openId.subscribe(() => this.details.renew());
+  }
+
+  readings() {
+    return this.openId.value === null ? [this.paged.list, this.groups] : [this.paged.list, this.groups, this.details];
+  }
+
+  async #readDetails(api) {
+    const path = `/users/${encodeURIComponent(this.openId.value)}`;
+    const user = await api.get(path);
+    return { user, stored: await api.get(`${path}/storage`) };
+  }
+
+  show(id) {
+    this.admin.route.set({ open: id }, { keep: true });
+  }
+
+  groupName(gid) {
+    return this.groups.value.value?.groups.find(({ id }) => id === gid)?.name ?? gid;
+  }
+
+  // ---- deeds ----
+
+  add() {
+    fill(this.admin, {
+      title: "Add a user",
+      text: "They get a token, which is shown this once.",
+      deed: "Add",
+      fields: [
+        { name: "name", label: "Name", isNeeded: true },
+        { name: "purpose", label: "What the token is for", hint: "laptop" },
+        { name: "days", label: "Days until the token expires", kind: "number", hint: "never" },
+        { name: "admin", label: "May be an admin", kind: "check" },
+      ],
+      act: async ({ name, purpose, days, admin }) => {
+        const roles = admin ? ["user", "admin"] : ["user"];
+        const body = { name, purpose, roles, expires_in_s: secondsOf(days) };
+        const user = await this.admin.act((api) => api.post("/users", body), "Added.");
+        if (!user) return;
+        this.show(user.id);
+        showOnce(this.admin, { title: `The token of ${user.name}`, text: "Nobody can read it again.", secret: user.token });
+      },
+    });
+  }
+
+  change(user, body, done) {
+    return this.admin.act((api) => api.patch(pathOf(user), body), done);
+  }
+
+  edit(user) {
+    fill(this.admin, {
+      title: "Name and roles",
+      text: "Connections whose rights change are closed.",
+      deed: "Save",
+      fields: [
+        { name: "name", label: "Name", value: user.name, isNeeded: true },
+        { name: "user", label: "May chat", kind: "check", value: user.roles.includes("user") },
+        { name: "admin", label: "May be an admin", kind: "check", value: user.roles.includes("admin") },
+      ],
+      act: ({ name, user: chats, admin }) =>
+        this.change(user, { name, roles: [chats && "user", admin && "admin"].filter(Boolean) }, "Saved."),
+    });
+  }
+
+  limit(user) {
+    fill(this.admin, {
+      title: `Quotas of ${user.name}`,
+      text: "What is empty is as the server's settings say; 0 is no limit.",
+      deed: "Save",
+      fields: quotaFields(user.quotas, "as the settings say"),
+      act: (values) => this.change(user, { quotas: quotasOf(values) }, "Saved."),
+    });
+  }
+
+  move(user) {
+    const groups = this.groups.value.value?.groups ?? [];
+    fill(this.admin, {
+      title: `The group of ${user.name}`,
+      text: "Its members share quotas. A user is in one group at most.",
+      deed: "Save",
+      fields: [
+        {
+          name: "group",
+          label: "Group",
+          kind: "choice",
+          value: user.group ?? "",
+          choices: [["", "None"], ...groups.map(({ id, name }) => [id, name])],
+        },
+      ],
+      act: ({ group }) => {
+        if (group === (user.group ?? "")) return;
+        const put = (api) => api.put(`/groups/${group}/members/${user.id}`);
+        const leave = (api) => api.delete(`/groups/${user.group}/members/${user.id}`);
+        this.admin.act(group ? put : leave, "Saved.");
+      },
+    });
+  }
+
+  disable(user) {
+    if (user.disabled) return this.change(user, { disabled: false }, "Enabled.");
+    ask(this.admin, {
+      title: `Disable ${user.name}`,
+      text: "All their connections are closed, and their share links show nothing, until you enable them again.",
+      deed: "Disable",
+      danger: true,
+      act: () => this.change(user, { disabled: true }, "Disabled."),
+    });
+  }
+
+  remove(user) {
+    ask(this.admin, {
+      title: `Remove ${user.name}`,
+      text: "Their chats, share links and tokens go with them. This cannot be undone.",
+      check: "Yes, remove everything of theirs",
+      deed: "Remove",
+      danger: true,
+      act: async ({ isChecked }) => {
+        if (!isChecked) return this.admin.say("Tick the box to remove a user.", { bad: true });
+        if (await this.admin.act((api) => api.delete(pathOf(user)), "Removed.")) this.show(null);
+      },
+    });
+  }
+
+  addToken(user) {
+    const scopes = user.roles.includes("admin") ? SCOPES : [];
+    fill(this.admin, {
+      title: `Another token for ${user.name}`,
+      text: "Who has it is logged in as this user. It is shown this once.",
+      deed: "Make a token",
+      fields: [
+        { name: "purpose", label: "What it is for", hint: "backup script" },
+        { name: "days", label: "Days until it expires", kind: "number", hint: "never" },
+        ...scopes.map(([scope, meaning]) => ({ name: scope, label: `${scope}: ${meaning}`, kind: "check" })),
+      ],
+      act: async (values) => {
+        const body = {
+          purpose: values.purpose,
+          expires_in_s: secondsOf(values.days),
+          scopes: scopes.map(([scope]) => scope).filter((scope) => values[scope]),
+        };
+        const made = await this.admin.act((api) => api.post(`${pathOf(user)}/tokens`, body), "Made.");
+        if (made) showOnce(this.admin, { title: `A token of ${user.name}`, text: "Nobody can read it again.", secret: made.token });
+      },
+    });
+  }
+
+  async invite(user) {
+    const made = await this.admin.act((api) => api.post(`${pathOf(user)}/login-codes`));
+    if (!made) return;
+    const text = "It logs one browser in, once, within ten minutes.";
+    showOnce(this.admin, { title: `A login link for ${user.name}`, text, secret: new URL(made.path, location.href).href });
+  }
+
+  revoke(user, token) {
+    ask(this.admin, {
+      title: "Revoke this token",
+      text: `${token.purpose || token.kind}: its connections are closed.`,
+      deed: "Revoke",
+      danger: true,
+      act: () => this.admin.act((api) => api.delete(`${pathOf(user)}/tokens/${token.id}`), "Revoked."),
+    });
+  }
+}
+
+const pathOf = (user) => `/users/${encodeURIComponent(user.id)}`;
+const secondsOf = (days) => (numberOf(days) === null ? null : numberOf(days) * 86_400);
+const quotasOf = ({ tokens_per_day, sessions, answers }) => ({
+  tokens_per_day: numberOf(tokens_per_day),
+  sessions: numberOf(sessions),
+  answers: numberOf(answers),
+});
+
+export const TAB = { id: "users", label: "Users", group: "Manage", icon: Person, open: (admin) => new Users(admin), View: UsersView };
+
+function UsersView({ admin, state }) {
+  const openId = state.openId.value;
+  const { paged } = state;
+  return html`<div class=${openId ? "tab has-drawer" : "tab"}>
+    <main class="admin-main">
+      <div class="filters">
+        <button type="button" class="plain" onClick=${() => state.add()}>Add a user …</button>
+      </div>
+      <${Read} reading=${paged.list}>
+        ${({ users }) =>
+          users.length === 0
+            ? html`<${Empty}>No users yet, beside those that are built in.<//>`
+            : html`<${Table} label="Users" columns=${columnsOf(admin, state)} rows=${users} keyOf=${({ id }) => id}
+                onOpen=${({ id }) => state.show(id)} openKey=${openId} />`}
+      <//>
+      <${Pager} number=${paged.pageNumber} hasMore=${Boolean(paged.list.value.value?.next_cursor)}
+        onNewer=${() => paged.newer()} onOlder=${() => paged.older()} />
+    </main>
+    ${openId && html`<${Drawer} key=${openId} admin=${admin} state=${state} />`}
+  </div>`;
+}
+
+function columnsOf(admin, state) {
+  return [
+    {
+      id: "name",
+      label: "Name",
+      cell: ({ id, name }) => html`<button type="button" class="link" onClick=${() => state.show(id)}>${name}</button>`,
+    },
+    { id: "roles", label: "Roles", cell: ({ roles }) => roles.join(", ") || null },
+    { id: "group", label: "Group", cell: ({ group }) => group && state.groupName(group) },
+    { id: "quotas", label: "Own quotas", cell: ({ quotas }) => quotaText(quotas, null) },
+    { id: "created", label: "Added", cell: ({ created_at: at }) => ago(at, admin.now.value) },
+    { id: "state", label: "State", cell: ({ disabled }) => html`<${Standing} disabled=${disabled} />` },
+  ];
+}
+
+function Standing({ disabled }) {
+  return disabled ? html`<span class="state bad">disabled</span>` : html`<span class="state good">enabled</span>`;
+}
+
+function Drawer({ admin, state }) {
+  const read = state.details.value.value;
+  const close = () => state.show(null);
+  if (!read) return html`<${Beside} admin=${admin} title="Loading …" onClose=${close}><${Read} reading=${state.details}>${() => null}<//><//>`;
+  const { user, stored } = read;
+  return html`<${Beside} admin=${admin} title=${user.name} onClose=${close}>
+    <${Facts} facts=${[
+      ["State", html`<${Standing} disabled=${user.disabled} />`],
+      ["Roles", user.roles.join(", ") || "none"],
+      ["Group", user.group ? state.groupName(user.group) : "none"],
+      ["Own quotas", quotaText(user.quotas, "as the settings say")],
+      ["Stores", `${count(stored.sessions)} sessions, ${size(stored.bytes)}${stored.counted < stored.sessions ? " in the newest" : ""}`],
+      ["Added", date(user.created_at)],
+      ["User", html`<code>${user.id}</code>`],
+    ]} />
+    <div class="deeds">
+      <button type="button" class="plain" onClick=${() => state.edit(user)}>Change …</button>
+      <button type="button" class="plain" onClick=${() => state.limit(user)}>Quotas …</button>
+      <button type="button" class="plain" onClick=${() => state.move(user)}>Group …</button>
+      <button type="button" class="plain" onClick=${() => state.invite(user)}>Invite …</button>
+      <button type="button" class="plain" onClick=${() => state.disable(user)}>${user.disabled ? "Enable" : "Disable …"}</button>
+      <button type="button" class="plain danger" onClick=${() => state.remove(user)}>Remove …</button>
+    </div>
+    <section>
+      <h3>Tokens and browsers</h3>
+      <${Tokens} state=${state} user=${user} />
+      <button type="button" class="plain" onClick=${() => state.addToken(user)}>Another token …</button>
+    </section>
+  <//>`;
+}
+
+function Tokens({ state, user }) {
+  if (user.tokens.length === 0) return html`<p class="muted">None: this user cannot come in.</p>`;
+  const columns = [
+    { id: "purpose", label: "What for", cell: ({ purpose, kind }) => purpose || (kind === "cookie" ? "a browser" : null) },
+    { id: "scopes", label: "Scopes", cell: ({ scopes }) => scopes.join(", ") || null },
+    { id: "expires", label: "Expires", cell: ({ expires_at: at }) => (at ? date(at) : "never") },
+    {
+      id: "deed",
+      label: "Revoke",
+      isDeed: true,
+      cell: (token) => html`<button type="button" class="plain small danger" onClick=${() => state.revoke(user, token)}>Revoke …</button>`,
+    },
+  ];
+  return html`<${Table} label="Tokens and browsers" columns=${columns} rows=${user.tokens} keyOf=${({ id }) => id} />`;
+}
