@@ -129,7 +129,7 @@ async def test_the_live_list_chooses_stops_and_evicts_by_keys(two_workers: Serve
         older, _ = await answering(first)
         newer, _ = await answering(second)
         async with terminal(two_workers, "sessions") as screen:
-            await screen.shows("Redis answers · .*engine ok · .*2 workers")
+            await screen.shows("Redis answers.*engine ok.*2 workers")
             await screen.shows(f"▸.*{newer}")
             screen.press("\x1b[B\x1b[A\x1b[B")  # together, as a held key or a slow line sends them
             await screen.shows(f"▸.*{older}")

@@ -51,10 +51,10 @@ class Terminal:
                 self.everything += read
         self.shown = self.shown[found.end() :]
 
-    def printed(self, pattern: str) -> str:
-        """The last line so far that matches; what was drawn for a while comes before it."""
+    def printed(self, beginning: str) -> str:
+        """The last line so far that begins so; what was drawn for a while comes before it."""
         text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", self.everything)
-        return [line for line in re.split(r"[\r\n]+", text) if re.search(pattern, line)][-1]
+        return re.split(r"[\r\n]", text[text.rindex(beginning) :])[0]
 
     async def _read(self) -> str:
         """What was written next. No thread reads: one would outlive a test that fails."""

@@ -27,5 +27,5 @@ async def test_an_answer_is_whole_though_it_dies(
         await screen.shows(r"0010\d")
         server.kill_child(victim)
         await screen.shows("— finished · ")
-        assert screen.printed("^t00001 ") == oracle_answer(0, NUM_TOKENS)
+        assert screen.printed(oracle_word(1)) == oracle_answer(0, NUM_TOKENS)
         screen.press(CTRL_D)
