@@ -71,8 +71,7 @@ class UserNames:
         """The newest users who were created then or later."""
         (entries,) = await self._client.read_each(
             [self._keys.users],
-            *("ZRANGE", "+inf", since, "BYSCORE", "REV"),
-            *("LIMIT", 0, MAX_USERS, "WITHSCORES"),
+            *("ZRANGE", "+inf", since, "BYSCORE", "REV", "LIMIT", 0, MAX_USERS, "WITHSCORES"),
         )
         if entries:
             self._newest = int(entries[1])

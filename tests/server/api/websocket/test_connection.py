@@ -133,6 +133,7 @@ class Fixture:
             replica="w1",
             version="0",
             health=SimpleNamespace(degraded={}),
+            notices=SimpleNamespace(frame=None),
             identities=SimpleNamespace(still_holds=self.still_holds),
         )
         socket = cast("WebSocket", self.socket)
