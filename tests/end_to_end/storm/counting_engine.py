@@ -241,6 +241,8 @@ class CountingEngine(StandIn):
             if fault == NO_JSON:
                 chunk(writer, b"data: {\n\n")
             await writer.drain()
+            if not request.num_tokens:
+                self.note("first token", request)
             request.num_tokens, request.last_at = len(ids), time.monotonic()
             if fault in (MORE, ON_AND_ON):
                 limit = await self._overdo(fault, body, ids, limit, writer)

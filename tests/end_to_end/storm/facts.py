@@ -64,6 +64,8 @@ class EngineFacts:
                 asked = Asked(fact["engine"], fact["pid"], fact["question"], fact["at"])
                 self._open[about] = asked
                 self.asked.append(asked)
+            case "first token":
+                self._open[about].num_tokens = 1
             case "end":
                 asked = self._open.pop(about)
                 asked.ended_at = fact["at"]
@@ -107,6 +109,10 @@ class Told:
         return str(self.done["response"]["status_details"]["reason"])
 
     @property
+    def num_takeovers(self) -> int:
+        return int(self.done["fence"]) - 1
+
+    @property
     def restarts(self) -> int:
         return int(self.done["response"].get("restarts", 0))
 
@@ -144,6 +150,11 @@ def violations(told: Iterable[Told], facts: EngineFacts | None, rung: str) -> It
     for each in told:
         if each.exactness - {rung}:
             yield f"I12 {each.response_id} is {each.exactness}, and its engines are {rung}"
+        if each.restarts < each.num_takeovers:
+            yield (
+                f"I12 {each.response_id} tells {each.restarts} restarts after"
+                f" {each.num_takeovers} takeovers"
+            )
         if each.reason == "engine_lost":
             yield f"I12 {each.response_id} ended as engine_lost, and could go on"
         if facts is not None:
@@ -152,15 +163,15 @@ def violations(told: Iterable[Told], facts: EngineFacts | None, rung: str) -> It
 
 
 def _of_one(told: Told, facts: EngineFacts, asked: list[Asked], *, is_alone: bool) -> Iterator[str]:
-    fence, since = told.done["fence"], told.created_at - LEAD_SECONDS
+    since, most = told.created_at - LEAD_SECONDS, told.num_takeovers
     if told.done["engine"] == "released":
         for one in asked:
             if one.began_at < told.done_at < one.last_at - HEARD_SECONDS:
                 yield f"I12 {told.response_id} is said to be released, and {one} goes on"
     num_faults = sum(since < at < told.done_at for at, _ in facts.faults)
-    if told.restarts < fence - 1 or told.restarts > fence - 1 + num_faults:
+    if told.restarts > most + num_faults:
         yield (
-            f"I12 {told.response_id} tells {told.restarts} restarts after {fence - 1} takeovers"
+            f"I12 {told.response_id} tells {told.restarts} restarts after {most} takeovers"
             f" and {num_faults} faults of engines"
         )
     writers = {one.pid for one in asked if one.num_tokens and one.began_at < told.done_at}

@@ -53,20 +53,6 @@ def believe_everything() -> None:
     OpenAnswer.take = take_all  # type: ignore[assignment, method-assign]
 
 
-def confirm_every_stop() -> None:
-    """`released`, whatever the engine says."""
-    from server.engines.remote.link import RemoteLink
-
-    async def abort(link: RemoteLink, answer: Any) -> None:
-        from engine.ipc import SequenceOutput
-
-        if link._is_open(answer):
-            link._forget(answer)
-            link._emit(SequenceOutput(answer.request.request_id, finish_reason="abort"))
-
-    RemoteLink._abort = abort  # type: ignore[assignment, method-assign]
-
-
 def tell_no_restart() -> None:
     from server.runs.run import Run
 

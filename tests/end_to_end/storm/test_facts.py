@@ -92,8 +92,10 @@ def test_a_later_answer_to_the_same_words_is_another_one(scene: Scene) -> None:
 
 
 def test_engines_that_ended_under_an_answer_and_are_not_told_are_found(scene: Scene) -> None:
-    scene.writes(101.0, 103.0)
+    scene.engine("begin", 101.0)
     scene.writes(104.0, 109.0, pid=2)
+    assert scene.finds() == ""
+    scene.engine("first token", 102.0)  # and then it died
     assert "tells no restart, and 2 engines wrote it" in scene.finds()
 
 
