@@ -61,7 +61,8 @@ async def test_each_engine_is_shown_with_its_share_and_what_becomes_of_its_answe
 ) -> None:
     cells = engine(page, "native-1").get_by_role("cell")
     shown = [text.strip() for text in await cells.all_inner_texts()]
-    assert shown[:5] == ["native-1", "oracle", "native", "ready", "50 %"]
+    assert shown[1].startswith("oracle")
+    assert [shown[0], *shown[2:5]] == ["native-1", "native", "ready", "50 %"]
     assert shown[9] == "goes on bit for bit"
 
 
@@ -76,7 +77,7 @@ async def test_an_engine_is_drained_and_takes_answers_again_by_keyboard(
     await expect(engine(page, "native-2")).to_contain_text("100 %")
     await deed(page, "Drain native-2").press("Enter")  # somebody must answer
     await page.get_by_role("dialog").get_by_role("button", name="Drain").press("Enter")
-    await expect(page.locator(".toast.bad")).to_contain_text("no other engine takes answers")
+    await expect(page.locator(".toast.bad")).to_contain_text("No other engine takes answers")
     await deed(page, "Undrain native-1").press("Enter")
     await expect(engine(page, "native-1")).to_contain_text("50 %")
     async with Http(pair, admin_token(pair)) as admin:
