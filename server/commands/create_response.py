@@ -256,8 +256,10 @@ class ResponseCreator:
         response_id = new_response_id(session.id)
         replaces = frame.on_busy == "cancel" and session.active_response_id is not None
         replaces = replaces or wish.next_round is not None  # the slot of the one before may go late
-        room = await self._limit.take(uid, response_id, instead=replaces)
-        group = (await self._store.allowances.of(uid)).group
+        allowance = await self._store.allowances.of(uid)
+        group, room = allowance.group, None
+        if self._limit.limit or allowance.limits_answers:
+            room = await self._limit.take(uid, response_id, instead=replaces)
         num_held, run = None, None
         try:
             if group is not None and prompt is not None and wish.next_round is None:

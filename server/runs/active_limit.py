@@ -23,7 +23,7 @@ class ActiveLimit:
     def __init__(self, store: SessionStore, hub: Hub, limit: int) -> None:
         self._store = store
         self._hub = hub
-        self._limit = limit
+        self.limit = limit
 
     async def take(self, uid: str, response_id: str, *, instead: bool = False) -> Room | None:
         """Count an answer that is about to begin; how many more may, None for any number.
@@ -31,7 +31,7 @@ class ActiveLimit:
         `instead`: it replaces one that runs. Raises `ApiError` `rate_limited`.
         """
         try:
-            return await self._store.slots.take(uid, response_id, self._limit, more=int(instead))
+            return await self._store.slots.take(uid, response_id, self.limit, more=int(instead))
         except NoSlot as full:
             of = " of your group" if full.quota == GROUP_ANSWERS else ""
             raise ApiError(
@@ -47,14 +47,14 @@ class ActiveLimit:
 
     async def _free(self, uid: str, response_id: str) -> None:
         with contextlib.suppress(StoreUnavailable):  # then it expires
-            await self._store.slots.free(uid, response_id, self._limit)
+            await self._store.slots.free(uid, response_id, self.limit)
 
     async def renew_forever(self, slots: Callable[[], Iterable[tuple[str, str]]]) -> None:
         """Keep the slots of the answers that this worker produces: users and ids."""
         while True:
             await asyncio.sleep(RENEW_SECONDS)
             renew = self._store.slots.renew
-            renewals = [renew(uid, answer_id, self._limit) for uid, answer_id in slots()]
+            renewals = [renew(uid, answer_id, self.limit) for uid, answer_id in slots()]
             await asyncio.gather(*renewals, return_exceptions=True)
 
 

@@ -66,6 +66,11 @@ class Allowance:
     group: str | None = None
     shared: GroupQuotas = field(default_factory=GroupQuotas)
 
+    @property
+    def limits_answers(self) -> bool:
+        """Whether answers at a time are counted, also where the server has no limit."""
+        return self.group is not None or bool(self.own.answers)
+
 
 @dataclass(frozen=True, slots=True)
 class Budget:
