@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable
 
 from prompt_toolkit.application import Application
-from prompt_toolkit.application.run_in_terminal import run_in_terminal
 from prompt_toolkit.buffer import Buffer
 from prompt_toolkit.document import Document
 from prompt_toolkit.filters import Condition
@@ -269,7 +268,18 @@ class Interactive:
             await self._wake.wait()
             self._wake.clear()
             if pieces := self._take():
-                await run_in_terminal(lambda pieces=pieces: self._print(pieces))  # type: ignore[misc]
+                self._print_above(pieces)
+
+    def _print_above(self, pieces: list[Piece]) -> None:
+        """Print in the place of what is drawn, and have that drawn below.
+
+        The terminal stays as it is: `run_in_terminal` lets it obey keys for that time, and what is
+        pressed then would be lost, or end us.
+        """
+        self.app.renderer.erase()
+        self._print(pieces)
+        self.app.renderer.reset()
+        self.app.invalidate()
 
     def _take(self) -> list[Piece]:
         notes, self._notes = self._notes, []
