@@ -271,7 +271,7 @@ class LiveSessions:
     def _table(self) -> StyleAndTextTuples:
         if not self._rows:
             return [(FAINT, "nothing")]
-        width = self._output.get_size().columns
+        width = self._output.get_size().columns - 1  # what stands in the last one is drawn apart
         console = Console(
             file=io.StringIO(),
             force_terminal=True,
