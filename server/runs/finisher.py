@@ -223,9 +223,10 @@ class Finisher:
             else:
                 end = End("failed", "store_lost", "released")
             self._settle(self._ending(end), durable=deleted)
-            self._hub.spawn(self._charge())
             self._hub.spawn(self._tell_others_of_the_end())
-            if not deleted:
+            if deleted:
+                self._hub.spawn(self._charge())
+            else:
                 self._hub.spawn(self._hub.data_loss.look_at(run.session_id))
         elif isinstance(error, RunLost | RunEnded):
             run.disown()
@@ -240,7 +241,7 @@ class Finisher:
         return False
 
     async def _charge(self) -> None:
-        """What it has used counts, although nothing is left of it."""
+        """What it has used counts, although its session is gone."""
         run, budgets = self._run, self._store.budgets
         usage = run.usage()
         num_tokens = usage["input_tokens"] + usage["output_tokens"]
