@@ -145,15 +145,30 @@ def show_quotas(client: AdminClient, as_json: bool) -> None:
     if as_json:
         print(json.dumps({"limits": limits, "quotas": rows}))
         return
+    console.print(quotas_table(limits, rows, {user["id"]: user for user in _all_users(client)}))
+
+
+def quotas_table(
+    limits: dict[str, Any], rows: list[dict[str, Any]], users: dict[str, dict[str, Any]]
+) -> Table:
+    """Beside what the settings allow, or what a user may instead; 0 of one's own is no limit."""
     table = Table(box=None, header_style="dim", pad_edge=False)
     table.add_column("user", overflow="fold")
     for heading in ("sessions", "tokens today"):
         table.add_column(heading, justify="right")
     for row in rows:
         name = printable(row["user"]["name"] or row["user"]["id"])
-        sessions = of_limit(row["sessions"], limits["sessions_per_user"])
-        table.add_row(Text(name), sessions, of_limit(row["tokens_today"], limits["tokens_per_day"]))
-    console.print(table)
+        own = users.get(row["user"]["id"], {}).get("quotas", {})
+        most_sessions, most_tokens = (
+            limits[of_all] if own.get(of_one) is None else own[of_one] or None
+            for of_all, of_one in (
+                ("sessions_per_user", "sessions"),
+                ("tokens_per_day", "tokens_per_day"),
+            )
+        )
+        sessions = of_limit(row["sessions"], most_sessions)
+        table.add_row(Text(name), sessions, of_limit(row["tokens_today"], most_tokens))
+    return table
 
 
 def of_limit(used: int, limit: int | None) -> Text:
