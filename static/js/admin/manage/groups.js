@@ -4,6 +4,7 @@ import { computed } from "@preact/signals";
 
 import { html } from "../../widgets/html.js";
 import { Pin } from "../../widgets/icons.js";
+import { visibleName } from "../../widgets/visible.js";
 import { ask } from "../frame/dialog.js";
 import { Empty, Pager, Read } from "../frame/parts.js";
 import { Reading } from "../frame/reading.js";
@@ -56,7 +57,7 @@ class Groups {
 
   change(group) {
     fill(this.admin, {
-      title: `Change ${group.name}`,
+      title: `Change ${visibleName(group.name)}`,
       text: "What is empty has no limit.",
       deed: "Save",
       fields: [{ name: "name", label: "Name", value: group.name, isNeeded: true }, ...quotaFields(group.quotas, "no limit")],
@@ -67,7 +68,7 @@ class Groups {
 
   remove(group) {
     ask(this.admin, {
-      title: `Remove ${group.name}`,
+      title: `Remove ${visibleName(group.name)}`,
       text: "Its members stay users, with their own quotas alone.",
       deed: "Remove",
       danger: true,
@@ -79,7 +80,7 @@ class Groups {
 
   letGo(group, user) {
     const path = `${pathOf(group)}/members/${encodeURIComponent(user.id)}`;
-    return this.admin.act((api) => api.delete(path), `${user.name} has left the group.`);
+    return this.admin.act((api) => api.delete(path), `${visibleName(user.name)} has left the group.`);
   }
 }
 
@@ -122,7 +123,7 @@ function columnsOf(state) {
     {
       id: "name",
       label: "Name",
-      cell: ({ id, name }) => html`<button type="button" class="link" onClick=${() => state.show(id)}>${name}</button>`,
+      cell: ({ id, name }) => html`<button type="button" class="link" onClick=${() => state.show(id)}>${visibleName(name)}</button>`,
     },
     { id: "members", label: "Members", number: true, cell: ({ members }) => count(members) },
     { id: "tokens", label: "Tokens today", number: true, cell: ({ tokens_today: used, quotas }) => of(used, quotas.tokens_per_day) },
@@ -136,7 +137,7 @@ function Drawer({ admin, state }) {
   const close = () => state.show(null);
   if (!read) return html`<${Beside} admin=${admin} title="Loading …" onClose=${close}><${Read} reading=${state.details}>${() => null}<//><//>`;
   const { group, members } = read;
-  return html`<${Beside} admin=${admin} title=${group.name} onClose=${close}>
+  return html`<${Beside} admin=${admin} title=${visibleName(group.name)} onClose=${close}>
     <${Facts} facts=${[
       ["Quotas", quotaText(group.quotas, "no limits")],
       ["Tokens today", of(group.tokens_today, group.quotas.tokens_per_day)],
@@ -155,7 +156,7 @@ function Drawer({ admin, state }) {
       <ul class="members">
         ${members.users.map(
           (user) => html`<li key=${user.id}>
-            <a href=${`#users?open=${encodeURIComponent(user.id)}`}>${user.name}</a>
+            <a href=${`#users?open=${encodeURIComponent(user.id)}`}>${visibleName(user.name)}</a>
             <button type="button" class="plain small" onClick=${() => state.letGo(group, user)}>Let go</button>
           </li>`,
         )}

@@ -23,7 +23,7 @@ class Shares {
   revoke({ session_id: id, user }) {
     ask(this.admin, {
       title: "Take this share link back",
-      text: `Whoever has the link of ${user.name ?? user.id} sees nothing from now on. They can share it again.`,
+      text: `Whoever has the link of ${visibleName(user.name ?? user.id)} sees nothing from now on. They can share it again.`,
       deed: "Take back",
       danger: true,
       act: () => this.admin.act((api) => api.delete(`/shares/${encodeURIComponent(id)}`), "Taken back."),
@@ -52,7 +52,7 @@ function SharesView({ state }) {
         ${({ shares }) =>
           shares.length === 0
             ? html`<${Empty}>Nobody shares a chat.<//>`
-            : html`<${Table} label="Share links" columns=${columns} rows=${shares} keyOf=${({ session_id: id }) => id} />`}
+            : html`<${Table} label="Share links" kind="of-shares" columns=${columns} rows=${shares} keyOf=${({ session_id: id }) => id} />`}
       <//>
       <${Pager} number=${paged.pageNumber} hasMore=${Boolean(paged.list.value.value?.next_cursor)}
         onNewer=${() => paged.newer()} onOlder=${() => paged.older()} />

@@ -4,6 +4,7 @@ import { computed } from "@preact/signals";
 
 import { html } from "../../widgets/html.js";
 import { Person } from "../../widgets/icons.js";
+import { visibleName } from "../../widgets/visible.js";
 import { ask } from "../frame/dialog.js";
 import { Empty, Pager, Read } from "../frame/parts.js";
 import { Reading } from "../frame/reading.js";
@@ -47,7 +48,7 @@ class Users {
   }
 
   groupName(gid) {
-    return this.groups.value.value?.groups.find(({ id }) => id === gid)?.name ?? gid;
+    return visibleName(this.groups.value.value?.groups.find(({ id }) => id === gid)?.name ?? gid);
   }
 
   // ---- deeds ----
@@ -69,7 +70,7 @@ class Users {
         const user = await this.admin.act((api) => api.post("/users", body), "Added.");
         if (!user) return;
         this.show(user.id);
-        showOnce(this.admin, { title: `The token of ${user.name}`, text: "Nobody can read it again.", secret: user.token });
+        showOnce(this.admin, { title: `The token of ${visibleName(user.name)}`, text: "Nobody can read it again.", secret: user.token });
       },
     });
   }
@@ -95,7 +96,7 @@ class Users {
 
   limit(user) {
     fill(this.admin, {
-      title: `Quotas of ${user.name}`,
+      title: `Quotas of ${visibleName(user.name)}`,
       text: "What is empty is as the server's settings say; 0 is no limit.",
       deed: "Save",
       fields: quotaFields(user.quotas, "as the settings say"),
@@ -106,7 +107,7 @@ class Users {
   move(user) {
     const groups = this.groups.value.value?.groups ?? [];
     fill(this.admin, {
-      title: `The group of ${user.name}`,
+      title: `The group of ${visibleName(user.name)}`,
       text: "Its members share quotas. A user is in one group at most.",
       deed: "Save",
       fields: [
@@ -115,7 +116,7 @@ class Users {
           label: "Group",
           kind: "choice",
           value: user.group ?? "",
-          choices: [["", "None"], ...groups.map(({ id, name }) => [id, name])],
+          choices: [["", "None"], ...groups.map(({ id, name }) => [id, visibleName(name)])],
         },
       ],
       act: ({ group }) => {
@@ -130,7 +131,7 @@ class Users {
   disable(user) {
     if (user.disabled) return this.change(user, { disabled: false }, "Enabled.");
     ask(this.admin, {
-      title: `Disable ${user.name}`,
+      title: `Disable ${visibleName(user.name)}`,
       text: "All their connections are closed, and their share links show nothing, until you enable them again.",
       deed: "Disable",
       danger: true,
@@ -140,7 +141,7 @@ class Users {
 
   remove(user) {
     ask(this.admin, {
-      title: `Remove ${user.name}`,
+      title: `Remove ${visibleName(user.name)}`,
       text: "Their chats, share links and tokens go with them. This cannot be undone.",
       check: "Yes, remove everything of theirs",
       deed: "Remove",
@@ -155,7 +156,7 @@ class Users {
   addToken(user) {
     const scopes = user.roles.includes("admin") ? SCOPES : [];
     fill(this.admin, {
-      title: `Another token for ${user.name}`,
+      title: `Another token for ${visibleName(user.name)}`,
       text: "Who has it is logged in as this user. It is shown this once.",
       deed: "Make a token",
       fields: [
@@ -170,7 +171,7 @@ class Users {
           scopes: scopes.map(([scope]) => scope).filter((scope) => values[scope]),
         };
         const made = await this.admin.act((api) => api.post(`${pathOf(user)}/tokens`, body), "Made.");
-        if (made) showOnce(this.admin, { title: `A token of ${user.name}`, text: "Nobody can read it again.", secret: made.token });
+        if (made) showOnce(this.admin, { title: `A token of ${visibleName(user.name)}`, text: "Nobody can read it again.", secret: made.token });
       },
     });
   }
@@ -179,13 +180,13 @@ class Users {
     const made = await this.admin.act((api) => api.post(`${pathOf(user)}/login-codes`));
     if (!made) return;
     const text = "It logs one browser in, once, within ten minutes.";
-    showOnce(this.admin, { title: `A login link for ${user.name}`, text, secret: new URL(made.path, location.href).href });
+    showOnce(this.admin, { title: `A login link for ${visibleName(user.name)}`, text, secret: new URL(made.path, location.href).href });
   }
 
   revoke(user, token) {
     ask(this.admin, {
       title: "Revoke this token",
-      text: `${token.purpose || token.kind}: its connections are closed.`,
+      text: `${visibleName(token.purpose || token.kind)}: its connections are closed.`,
       deed: "Revoke",
       danger: true,
       act: () => this.admin.act((api) => api.delete(`${pathOf(user)}/tokens/${token.id}`), "Revoked."),
@@ -230,7 +231,7 @@ function columnsOf(admin, state) {
     {
       id: "name",
       label: "Name",
-      cell: ({ id, name }) => html`<button type="button" class="link" onClick=${() => state.show(id)}>${name}</button>`,
+      cell: ({ id, name }) => html`<button type="button" class="link" onClick=${() => state.show(id)}>${visibleName(name)}</button>`,
     },
     { id: "roles", label: "Roles", cell: ({ roles }) => roles.join(", ") || null },
     { id: "group", label: "Group", cell: ({ group }) => group && state.groupName(group) },
@@ -249,7 +250,7 @@ function Drawer({ admin, state }) {
   const close = () => state.show(null);
   if (!read) return html`<${Beside} admin=${admin} title="Loading …" onClose=${close}><${Read} reading=${state.details}>${() => null}<//><//>`;
   const { user, stored } = read;
-  return html`<${Beside} admin=${admin} title=${user.name} onClose=${close}>
+  return html`<${Beside} admin=${admin} title=${visibleName(user.name)} onClose=${close}>
     <${Facts} facts=${[
       ["State", html`<${Standing} disabled=${user.disabled} />`],
       ["Roles", user.roles.join(", ") || "none"],
@@ -278,7 +279,7 @@ function Drawer({ admin, state }) {
 function Tokens({ state, user }) {
   if (user.tokens.length === 0) return html`<p class="muted">None: this user cannot come in.</p>`;
   const columns = [
-    { id: "purpose", label: "What for", cell: ({ purpose, kind }) => purpose || (kind === "cookie" ? "a browser" : null) },
+    { id: "purpose", label: "What for", cell: ({ purpose, kind }) => visibleName(purpose) || (kind === "cookie" ? "a browser" : null) },
     { id: "scopes", label: "Scopes", cell: ({ scopes }) => scopes.join(", ") || null },
     { id: "expires", label: "Expires", cell: ({ expires_at: at }) => (at ? date(at) : "never") },
     {

@@ -2,6 +2,7 @@
 
 import { html } from "../../widgets/html.js";
 import { Stop } from "../../widgets/icons.js";
+import { visibleName } from "../../widgets/visible.js";
 import { ago, count, duration, shortReplica } from "../frame/words.js";
 import { State, titleOf } from "./parts.js";
 
@@ -46,7 +47,7 @@ export function columnsOf(admin, state, isWhole) {
 /** As `order` of `/v1/admin/sessions`; null: as it is without. @param {string} order */
 export const serverOrder = (order) => (ON_SERVER.includes(order.replace(/^-/, "")) ? order : null);
 
-export const nameOf = ({ user }) => user.name ?? user.id;
+export const nameOf = ({ user }) => visibleName(user.name ?? user.id);
 
 function Title({ state, row }) {
   const isOpen = state.openId.value === row.id;

@@ -16,6 +16,9 @@ from tests.end_to_end.site.harness import Server
 from tests.helpers.patience import PATIENCE
 
 HOSTILE = '<img src=x onerror="alert(1)">'
+WIDER = """all => all.filter(one => one.clientWidth > 0 && one.scrollWidth > one.clientWidth + 1)
+  .map(one => one.outerHTML)"""
+WIDTHS = "all => all.map(one => one.getBoundingClientRect().width)"
 SHOTS = os.environ.get("SHOTS")  # a folder, for who wants to look
 
 
@@ -217,6 +220,38 @@ async def test_the_audit_log_share_links_and_settings_are_read_and_a_link_is_tak
     setting = page.get_by_role("row").filter(has_text="PARLEY_WORKERS")
     await expect(setting).to_contain_text("environment")
     await shot(page, "settings")
+
+
+@pytest.mark.slow
+async def test_hidden_letters_are_written_out_and_long_words_leave_room_for_the_rest(
+    page: Page, two_workers: Server, admin: Http
+) -> None:
+    user = await new_user(admin, name="\u200b\u200b")
+    hidden = r"\u200b\u200b"
+    async with Http(two_workers, user["token"]) as http:
+        session = (await http.new_session(title="W" * 100))["id"]
+        await http.post(f"/v1/sessions/{session}/share")
+    notice = {"text": "x" * 500, "expires_in_s": 600}
+    assert (await admin.ask("PUT", "/v1/admin/notice", json=notice)).status_code == 200
+    await tab(page, "Users")
+    await page.get_by_role("button", name=hidden, exact=True).first.click()
+    await expect(page.get_by_role("complementary").get_by_role("heading").first).to_have_text(
+        hidden
+    )
+    await tab(page, "Share links")
+    row = page.get_by_role("row").filter(has_text="W" * 100).first
+    await expect(row).to_be_visible()
+    assert await page.locator("td").evaluate_all(WIDER) == []
+    await tab(page, "Audit")
+    await expect(page.get_by_role("row").filter(has_text="x" * 200).first).to_be_visible()
+    assert min(await page.locator("td.col-target").evaluate_all(WIDTHS)) > 150
+    await tab(page, "Settings")
+    await expect(page.get_by_role("row").filter(has_text="PARLEY_WORKERS")).to_be_visible()
+    assert min(await page.locator("td.col-value").evaluate_all(WIDTHS)) > 150
+    await tab(page, "Notice")
+    await expect(page.get_by_label("The notice")).to_contain_text("x" * 500)
+    assert await page.locator(".shown-notice *").evaluate_all(WIDER) == []
+    await admin.ask("DELETE", "/v1/admin/notice")
 
 
 @pytest.mark.slow
