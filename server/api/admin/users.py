@@ -343,7 +343,7 @@ def own_quotas(body: OwnQuotasBody) -> OwnQuotas:
 def check_name(name: str) -> str:
     """One line that is not empty. Raises `ApiError`."""
     if not (cleaned := clean_title(name)):
-        raise invalid_field("name", "a user needs a name")
+        raise invalid_field("name", "a name is needed")
     return cleaned
 
 

@@ -94,7 +94,7 @@ async def test_workers_are_listed_and_one_that_is_unknown_is_not_drained(parley:
 async def test_a_name_that_is_empty_or_taken_is_refused_in_one_line(parley: Parley) -> None:
     for empty in ("", "   "):
         refused = await parley("users", "add", empty)
-        assert (refused.returncode, refused.stderr) == (2, "parley: a user needs a name\n")
+        assert (refused.returncode, refused.stderr) == (2, "parley: a name is needed\n")
     assert (await parley("users", "add", "Terminal Bob")).returncode == 0
     for taken in ("Terminal Bob", " Terminal  Bob "):
         refused = await parley("users", "add", taken)

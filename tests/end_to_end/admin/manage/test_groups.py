@@ -57,6 +57,12 @@ async def test_a_group_is_made_changed_listed_and_removed_and_each_is_audited(
     ]
 
 
+async def test_a_group_without_a_name_is_refused_as_such(two_workers: Server, admin: Http) -> None:
+    refused = await admin.post("/v1/admin/groups", {"name": " "})
+    assert code_of(refused) == (400, "invalid_field")
+    assert refused.json()["error"]["message"] == "a name is needed"
+
+
 async def test_members_are_refused_by_name_of_the_quota(two_workers: Server, admin: Http) -> None:
     group = await new_group(admin, tokens_per_day=1, sessions=1)
     ada = await new_user(admin)
