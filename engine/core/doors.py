@@ -16,7 +16,7 @@ import zmq
 
 from engine.config import FarDoor
 from engine.far import calls
-from engine.far.keys import TRUSTED, KeysError, read_keys, read_trusted
+from engine.far.keys import TRUSTED, KeysError, read_keys, read_trusted, stamp_of_trusted
 from engine.far.sockets import set_server
 from engine.ipc import MAX_MESSAGE_BYTES, AddRequest, ClientMessage, Utility
 
@@ -78,7 +78,7 @@ def open_far(context: "zmq.Context[zmq.Socket[bytes]]", far: FarDoor) -> Door:
 class Gatekeeper:
     """Answers libzmq's question whether a key may come in (ZeroMQ's RFC 27).
 
-    Files that come and go in the folder count from the next connection on. One per context.
+    Files that come, go or change in the folder count from the next connection on. One per context.
     """
 
     def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]", folder: Path) -> None:
@@ -86,7 +86,7 @@ class Gatekeeper:
         self.socket.bind(ZAP_ADDRESS)
         self._folder = folder
         self._trusted: Mapping[bytes, str] = {}
-        self._stamp = -1
+        self._stamp: tuple[int, ...] = ()
         self._num_untold = 0
         self._told_at = 0.0
 
@@ -109,7 +109,7 @@ class Gatekeeper:
             return None
         address, key = frames[3].decode("latin-1"), frames[6]
         try:
-            stamp = (self._folder / TRUSTED).stat().st_mtime_ns
+            stamp = stamp_of_trusted(self._folder)
             if stamp != self._stamp:
                 self._trusted = read_trusted(self._folder)
                 self._stamp = stamp

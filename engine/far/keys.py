@@ -105,6 +105,14 @@ def read_trusted(folder: Path) -> dict[bytes, str]:
     return found
 
 
+def stamp_of_trusted(folder: Path) -> tuple[int, ...]:
+    """Another one when a key has come, gone, or been written over. Raises OSError."""
+    files = folder / TRUSTED
+    paths = [path for path in sorted(files.iterdir()) if not path.name.startswith(".")]
+    found = [files.stat(), *(path.stat() for path in paths)]
+    return tuple(part for one in found for part in (one.st_ino, one.st_mtime_ns, one.st_size))
+
+
 def _read_secret(path: Path) -> bytes:
     """Raises OSError, and `KeysError` for a file that others may read."""
     mode = path.stat().st_mode

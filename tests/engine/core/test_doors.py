@@ -303,6 +303,14 @@ def test_keys_that_come_and_go_count_from_the_next_connection_on(io: FarIo, tmp_
     io.check_good()
 
 
+def test_a_key_that_is_written_over_another_counts_instead_of_it(io: FarIo, tmp_path: Path) -> None:
+    io.check_good()
+    folder = io.machines.stranger(tmp_path / "next")
+    (io.machines.of_core / "trusted" / "front").write_text(make_keys(folder) + "\n")
+    io.peer("old", io.keys).wait_until_closed()
+    io.peer("new", read_keys(folder)).join()
+
+
 @pytest.mark.parametrize(
     "frames",
     [
