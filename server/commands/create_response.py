@@ -260,9 +260,10 @@ class ResponseCreator:
         group, room = allowance.group, None
         if self._limit.limit or allowance.limits_answers:
             room = await self._limit.take(uid, response_id, instead=replaces)
-        num_held, run = None, None
+        num_held, run, is_asked = None, None, False
         try:
             if group is not None and prompt is not None and wish.next_round is None:
+                is_asked = True  # also if the reply is lost
                 num_held = await self._hold(group, response_id, settings, prompt)
             if wish.brought is not None:
                 await wish.brought.prepare()
@@ -272,7 +273,7 @@ class ResponseCreator:
         finally:
             if run is None:
                 self._limit.free(uid, response_id)
-                if group is not None and num_held is not None:
+                if group is not None and is_asked:
                     self._runs.spawn(self._give_back(group, response_id))
         if run is None:
             return begun.response_id, True

@@ -4,6 +4,7 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 
@@ -16,6 +17,7 @@ from server.worker.app import Worker
 from sessions.connection.embedded import EmbeddedRedis
 from sessions.directory.groups import Group, Groups
 from sessions.directory.users import Users
+from sessions.model.errors import StoreUnavailable
 from sessions.model.ids import session_of
 from sessions.model.quotas import GroupQuotas, OwnQuotas
 from sessions.model.records import RunRecord
@@ -247,6 +249,26 @@ async def test_what_waits_in_a_session_asks_for_its_tokens_when_its_turn_comes(t
     assert (await team.end_of(rid)).reason == "max_output_tokens"
     record = await team.end_of(waiting)
     assert (record.status, record.reason) == ("incomplete", "quota")
+    assert await team.used() == NUM_TOKENS + 1
+
+
+async def test_what_is_held_for_an_answer_is_given_back_when_the_reply_is_lost(
+    team: Team, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    budgets = team.workers[0].store.budgets
+    hold = budgets.hold
+
+    async def hold_and_lose(*args: Any, **fields: Any) -> int:
+        assert await hold(*args, **fields) == NUM_TOKENS + 1
+        raise StoreUnavailable
+
+    session_id = await team.new_session(team.members[0], "s")
+    with monkeypatch.context() as patch:
+        patch.setattr(budgets, "hold", hold_and_lose)
+        with pytest.raises(ApiError):
+            await team.ask(0, session_id)
+    assert await team.used() == 0
+    await team.end_of(await team.ask(0, session_id))
     assert await team.used() == NUM_TOKENS + 1
 
 
