@@ -14,8 +14,12 @@ from engine.ipc import MAX_MESSAGE_BYTES
 
 ZAP_DOMAIN = b"parley"  # not empty: libzmq then refuses protocols that know no ZAP as well
 HANDSHAKE_MS = 5000  # until both have shown their keys; a connection that does not is closed
-HEARTBEAT_MS = 2000  # between two signs of life that the core's libzmq asks for
-SILENCE_MS = 10_000  # without one: the core's end closes the connection
+# The core's kernel asks for a sign of life after so many seconds, again and again, and closes the
+# connection after so many in vain. libzmq's own heartbeat ends the whole process where it meets a
+# client that has died while more of its messages waited here than are taken.
+KEEPALIVE_SECONDS = 2
+MAX_UNANSWERED = 5
+UNTAKEN_MS = 10_000  # that what was sent may wait for the peer's kernel to take it
 MAX_UNSENT = 100  # messages to one client that libzmq keeps; the core itself bounds the rest
 MAX_REPLY_BYTES = 64 * 1024 * 1024  # to a client, which trusts its core's key and no more
 IPV4 = re.compile(r"[0-9.]+")
@@ -27,8 +31,11 @@ def set_server(socket: "zmq.Socket[bytes]", keys: Keys, address: str) -> None:
     socket.set(zmq.CURVE_SECRETKEY, keys.secret)
     socket.set(zmq.ZAP_DOMAIN, ZAP_DOMAIN)
     socket.set(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
-    socket.set(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
-    socket.set(zmq.HEARTBEAT_TIMEOUT, SILENCE_MS)
+    socket.set(zmq.TCP_KEEPALIVE, 1)
+    socket.set(zmq.TCP_KEEPALIVE_IDLE, KEEPALIVE_SECONDS)
+    socket.set(zmq.TCP_KEEPALIVE_INTVL, KEEPALIVE_SECONDS)
+    socket.set(zmq.TCP_KEEPALIVE_CNT, MAX_UNANSWERED)
+    socket.set(zmq.TCP_MAXRT, UNTAKEN_MS)
     socket.set(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
     socket.set(zmq.SNDHWM, MAX_UNSENT)
     socket.set(zmq.IPV6, needs_ipv6(address))
