@@ -40,6 +40,17 @@ class Door:
     def client_id(self, identity: bytes) -> str:
         return self.prefix + identity.decode("latin-1")  # any bytes are an id, and each its own
 
+    def receive(self) -> tuple[bytes, list[bytes], str]:
+        """The next message: its sender's identity, its frames, and the name of its sender's key,
+        which no client of this machine has. Raises `zmq.Again`.
+        """
+        if not self.is_far:
+            identity, *frames = self.socket.recv_multipart(zmq.NOBLOCK)
+            return identity, frames, ""
+        sender, *parts = self.socket.recv_multipart(zmq.NOBLOCK, copy=False)
+        key_name = str(parts[-1].get("User-Id")) if parts else ""
+        return sender.bytes, [part.bytes for part in parts], key_name
+
     def refusal(self, message: ClientMessage) -> str | None:
         """Why nothing is done for this message of a client that has come in; None: it is."""
         if not self.is_far:

@@ -98,6 +98,7 @@ class _Client:
     door: Door
     identity: bytes
     last_heard: float  # time.monotonic()
+    key_name: str = ""  # of who comes from another machine
     pidfd: int | None = None
     is_silent: bool = False
     backlog: deque[bytes] = field(default_factory=deque)
@@ -224,7 +225,7 @@ class IoThread(threading.Thread):
     def _receive(self, door: Door) -> None:
         while True:
             try:
-                identity, *frames = door.socket.recv_multipart(zmq.NOBLOCK)
+                identity, frames, key_name = door.receive()
             except zmq.Again:
                 return
             client_id = door.client_id(identity)
@@ -237,7 +238,11 @@ class IoThread(threading.Thread):
             except Exception as error:  # whatever garbage can do to a decoder, such as recursion
                 self._dismiss(client_id, f"unreadable message: {error}")
                 continue
+            if isinstance(message, Hello) and message.replaces:
+                self._replace(door.prefix + message.replaces, key_name)
             self._dispatch(door, client_id, identity, message)
+            if isinstance(message, Hello) and (client := self._clients.get(client_id)):
+                client.key_name = key_name
 
     def _dispatch(
         self, door: Door, client_id: str, identity: bytes, message: ClientMessage
@@ -271,15 +276,21 @@ class IoThread(threading.Thread):
             self._deliver(client_id, encode(StepOutputs(self._ready.epoch, 0, [end], stats)))
 
     def _greet(self, door: Door, client_id: str, identity: bytes, hello: Hello) -> None:
-        if door.is_far and hello.replaces:
-            # At once: the end of its connection shows here only when something is sent to it.
-            self._lose(door.prefix + hello.replaces, "it has connected anew")
         if client_id not in self._clients:
             client = self._clients[client_id] = _Client(door, identity, time.monotonic())
             if not door.is_far:
                 self._watch_process(client_id, client, hello.pid)
             logger.info("client %s joined, process %d", client_id, hello.pid)
         self._deliver(client_id, encode(self._ready if not door.is_far else self._far_ready(door)))
+
+    def _replace(self, client_id: str, key_name: str) -> None:
+        """At once: the end of its connection shows here only when something is sent to it.
+
+        Nobody replaces the client of another key, nor one of this machine.
+        """
+        client = self._clients.get(client_id)
+        if client is not None and client.door.is_far and client.key_name == key_name:
+            self._lose(client_id, "it has connected anew")
 
     def _watch_process(self, client_id: str, client: _Client, pid: int) -> None:
         try:

@@ -270,6 +270,17 @@ def test_who_has_connected_anew_ends_what_it_was_before(io: FarIo) -> None:
     assert io.thread.inbox.get(timeout=PATIENCE) == ClientGone("far-old")
 
 
+def test_nobody_replaces_the_client_of_another_key(io: FarIo, tmp_path: Path) -> None:
+    folder = io.machines.stranger(tmp_path / "other")
+    trust(io.machines.of_core, "other", make_keys(folder))
+    old, other = io.peer("old", io.keys), io.peer("other", read_keys(folder))
+    old.join()
+    other.join(replaces="old")
+    old.send(Ping(1))
+    assert isinstance(old.receive(), Pong)
+    assert io.thread.inbox.empty()
+
+
 def test_who_says_nothing_for_long_has_gone(build: Callable[..., FarIo]) -> None:
     io = build(far_silence_seconds=0.1)
     peer = io.peer("a", io.keys)
