@@ -16,6 +16,7 @@ from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidSta
 from websockets.typing import Subprotocol
 
 from server.terminal.chat.retries import MOST_LIMIT_SECONDS, Retries, close_policy
+from sessions.background import start
 
 Frame = dict[str, Any]
 Address = Callable[[], tuple[str, str]]  # URL of the server and token, as they are now
@@ -92,13 +93,12 @@ class Link:
             return (4400 if refused else 1006), ""
         except (OSError, InvalidHandshake, ConnectionClosed):  # a timeout is an OSError
             return 1006, ""
-        async with asyncio.TaskGroup() as group:
-            writer = group.create_task(self._write(socket))
-            try:
-                return await self._read(socket)
-            finally:
-                writer.cancel()
-                group.create_task(socket.close())
+        writer = start(self._write(socket))
+        try:
+            return await self._read(socket)
+        finally:
+            writer.cancel()
+            await asyncio.gather(writer, socket.close(), return_exceptions=True)
 
     async def _read(self, socket: ClientConnection) -> tuple[int, str]:
         self._retries.opened(time.monotonic())

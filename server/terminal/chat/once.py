@@ -17,6 +17,7 @@ from server.terminal.chat.state.client import Ask
 from server.terminal.chat.state.run import Message
 from server.terminal.chat.state.words import close_text, end_text, trouble_text
 from server.terminal.text import harmless, printable
+from sessions.background import start
 
 MAX_AWAY_SECONDS = 120.0
 OK, FAILED, STOPPED = 0, 1, 130
@@ -55,8 +56,8 @@ class Once:
 
     async def run(self) -> int:
         with self._on_signals():
-            link = asyncio.create_task(self._chat.run())
-            watch = asyncio.create_task(self._watch())
+            link = start(self._chat.run())
+            watch = start(self._watch())
             self._asked = self._chat.client.ask(self._question)
             link.add_done_callback(self._closed)
             try:

@@ -36,6 +36,7 @@ from server.terminal.sessions.figures import BAD, FAINT, GOOD, Stats, figures_li
 from server.terminal.sessions.finding import filters_of
 from server.terminal.sessions.table import MAX_ROWS, Row, session_table
 from server.terminal.text import printable
+from sessions.background import Background
 
 REFRESH_SECONDS = 1.0
 READ_SECONDS = 4.0  # so long, too, may `q` take where a server hangs
@@ -76,7 +77,7 @@ class LiveSessions:
         self._accept: Callable[[str], None] = lambda _: None
         self._field = Buffer(multiline=False, accept_handler=self._accepted)
         self._soon = asyncio.Event()  # the list is to be asked for at once
-        self._deeds: set[asyncio.Task[None]] = set()
+        self._background = Background(AdminError)
         self.app: Application[None] = Application(
             layout=self._layout(),
             key_bindings=self._bindings(),
@@ -92,7 +93,10 @@ class LiveSessions:
         def begin() -> None:
             self.app.create_background_task(self._refresh())
 
-        await self.app.run_async(pre_run=begin, handle_sigint=False)
+        try:
+            await self.app.run_async(pre_run=begin, handle_sigint=False)
+        finally:
+            await self._background.close()
 
     # ---- what is asked for -----------------------------------------------------------------------
 
@@ -136,9 +140,7 @@ class LiveSessions:
             self.app.invalidate()
 
         self._note = (FAINT, "…")
-        task = asyncio.get_running_loop().create_task(do())
-        self._deeds.add(task)
-        task.add_done_callback(self._deeds.discard)
+        self._background.spawn(do())
 
     # ---- what keys do ----------------------------------------------------------------------------
 
