@@ -26,6 +26,9 @@ export const File = () => icon(html`<path d="M5 3.5h6.5L15 7v9.5H5ZM11 3.5V7.5h4
 export const Sliders = () =>
   icon(html`<path d="M3.5 6.5h6M14 6.5h2.5M3.5 13.5h2.5M10.5 13.5h6" /><circle cx="11.8" cy="6.5" r="2" /><circle cx="8.2" cy="13.5" r="2" />`);
 export const Person = () => icon(html`<circle cx="10" cy="7" r="3" /><path d="M4 16.5c.8-3 3.1-4.5 6-4.5s5.2 1.5 6 4.5" />`);
+export const People = () =>
+  icon(html`<circle cx="7.5" cy="7.5" r="2.6" /><path d="M2.5 16c.6-2.7 2.5-4 5-4s4.4 1.3 5 4M12.5 5.1a2.6 2.6 0 0 1 0 4.8M14.2 12.4c1.7.5 2.8 1.7 3.3 3.6" />`);
+export const Horn = () => icon(html`<path d="M4 8.3v3.4h2.6l7.4 3.6V4.7L6.6 8.3ZM7.6 12l.9 4h1.8l-.8-3M16.3 8.6v2.8" />`);
 export const Find = () => icon(html`<circle cx="9" cy="9" r="5" /><path d="m12.8 12.8 3.7 3.7" />`);
 export const Chats = () => icon(html`<path d="M3.5 5.5h13M3.5 10h13M3.5 14.5h8" />`);
 export const Chart = () => icon(html`<path d="M3.5 4v12.5h13M6.5 12.5l3-4 2.5 2.2L16 5.5" />`);

@@ -16,7 +16,9 @@ import { directionOf, nextOrder } from "./order.js";
  * @param {string | null} [given.openKey] of the row that is open
  */
 export function Table({ label, kind = "", columns, rows, keyOf, order = "", onOrder, onOpen, openKey = null }) {
-  return html`<div class="list-place">
+  // It may scroll: where it has no button of its own, the keys must get there all the same.
+  const region = !onOpen && !onOrder && { role: "region", "aria-label": label, tabindex: 0 };
+  return html`<div class="list-place" ...${region}>
     <table class=${["list", onOpen && "opens", kind].filter(Boolean).join(" ")} aria-label=${label}>
       <thead>
         <tr>${columns.map((column) => html`<${Head} key=${column.id} column=${column} order=${order} onOrder=${onOrder} />`)}</tr>

@@ -3,7 +3,7 @@
 import { computed } from "@preact/signals";
 
 import { html } from "../../widgets/html.js";
-import { Pin } from "../../widgets/icons.js";
+import { People } from "../../widgets/icons.js";
 import { visibleName } from "../../widgets/visible.js";
 import { ask } from "../frame/dialog.js";
 import { Empty, Pager, Read } from "../frame/parts.js";
@@ -91,7 +91,7 @@ const quotasOf = ({ tokens_per_day, sessions, answers }) => ({
   answers: numberOf(answers),
 });
 
-export const TAB = { id: "groups", label: "Groups", group: "Manage", icon: Pin, open: (admin) => new Groups(admin), View: GroupsView };
+export const TAB = { id: "groups", label: "Groups", group: "Manage", icon: People, open: (admin) => new Groups(admin), View: GroupsView };
 
 function GroupsView({ admin, state }) {
   const openId = state.openId.value;

@@ -1,7 +1,7 @@
 /** The notice to all users: what is shown now, and another one. */
 
 import { html } from "../../widgets/html.js";
-import { Send } from "../../widgets/icons.js";
+import { Horn } from "../../widgets/icons.js";
 import { visibleName } from "../../widgets/visible.js";
 import { ask } from "../frame/dialog.js";
 import { Empty, Read } from "../frame/parts.js";
@@ -58,7 +58,7 @@ class NoticeState {
   }
 }
 
-export const TAB = { id: "notice", label: "Notice", group: "Manage", icon: Send, open: (admin) => new NoticeState(admin), View: NoticeView };
+export const TAB = { id: "notice", label: "Notice", group: "Manage", icon: Horn, open: (admin) => new NoticeState(admin), View: NoticeView };
 
 function NoticeView({ state }) {
   return html`<div class="tab">
