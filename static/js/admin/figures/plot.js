@@ -28,7 +28,9 @@ export function Plot({ uPlot, chart, stats, span, label }) {
   const drawing = useRef(null);
   useEffect(() => {
     const key = {};
-    drawSoon(key, () => (drawing.current = new Drawing(uPlot, place.current, chart, span, dataOf(chart, stats))));
+    drawSoon(key, () => {
+      if (place.current) drawing.current = new Drawing(uPlot, place.current, chart, span, dataOf(chart, stats));
+    });
     return () => {
       forget(key);
       drawing.current?.end();

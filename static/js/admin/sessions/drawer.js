@@ -121,7 +121,7 @@ function Messages({ watch }) {
   const log = useRef(null);
   const note = watch.note.value;
   useEffect(() => {
-    if (!note) new Scroll(log.current.closest(".drawer-body"), log.current, () => {});
+    if (log.current) new Scroll(log.current.closest(".drawer-body"), log.current, () => {});
   }, [note]);
   if (note) return html`<p class="muted" role="status">${note}</p>`;
   return html`<div class="said" role="log" aria-live="off" ref=${log}>
