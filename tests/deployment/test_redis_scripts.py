@@ -109,5 +109,7 @@ async def test_a_cluster_is_formed_once_and_is_whole_after_all_of_its_nodes_have
         start_nodes()
         wait_for(is_formed)
         client = RedisClient(cluster_url(made))
-        assert await client.call("GET", "kept") in ("yes", b"yes")
-        await client.close()
+        try:
+            assert await client.call("GET", "kept") in ("yes", b"yes")
+        finally:
+            await client.close()
