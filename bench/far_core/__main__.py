@@ -86,6 +86,7 @@ def _answer(io: IoThread, client_id: str, request: AddRequest, step_seconds: flo
     due = time.monotonic()
     for step in range(request.params.max_tokens or 0):
         due += step_seconds
+        # A step is due at its time, as in a core that decodes at that pace.
         time.sleep(max(0.0, due - time.monotonic()))
         now = time.monotonic()
         outputs = [

@@ -52,6 +52,7 @@ class CoreMachine:
                 stderr=log,
                 start_new_session=True,
             )
+        # It was started in the line before: mypy does not look into the lambda.
         wait_for(lambda: READY in self.log() or self.process.poll() is not None, 60.0)  # type: ignore[union-attr]
         assert READY in self.log(), self.log()
         return self

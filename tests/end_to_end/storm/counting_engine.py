@@ -319,18 +319,18 @@ class CountingEngine(StandIn):
         return False
 
     def forget_abort(self, body: dict[str, Any]) -> None:
-        raise NotImplementedError
+        raise NotImplementedError  # abstract: each engine says it in its own words
 
     def abort_event(self, body: dict[str, Any]) -> bytes:
-        raise NotImplementedError
+        raise NotImplementedError  # abstract: each engine says it in its own words
 
     def end_of_tokens(self, body: dict[str, Any], ids: list[int], reason: str) -> bytes:
         """The last token, before its time."""
-        raise NotImplementedError
+        raise NotImplementedError  # abstract: each engine says it in its own words
 
     def ending(self, body: dict[str, Any], ids: list[int]) -> bytes:
         """That it has reached its limit with these."""
-        raise NotImplementedError
+        raise NotImplementedError  # abstract: each engine says it in its own words
 
     def last_events(self, body: dict[str, Any], ids: list[int], reason: str) -> list[bytes]:
         return [event_of(self.last_event(body, ids, reason))]

@@ -36,6 +36,7 @@ def forget_a_token() -> None:
         answer._num_sent = len(request.prompt_token_ids) + len(ids)
         return msgspec.structs.replace(request, resume_token_ids=ids)
 
+    # A planted fault replaces a method, which mypy allows nobody.
     OpenAnswer.begin_try = begin_try  # type: ignore[assignment, method-assign]
 
 
@@ -50,10 +51,12 @@ def believe_everything() -> None:
         step.token_ids = [min(token_id, last) for token_id in step.token_ids]
         return take(answer, step)
 
+    # As above: a method is replaced.
     OpenAnswer.take = take_all  # type: ignore[assignment, method-assign]
 
 
 def tell_no_restart() -> None:
     from server.runs.run import Run
 
+    # As above: a property is replaced.
     Run.num_restarts = 0  # type: ignore[assignment, method-assign]

@@ -253,6 +253,7 @@ def test_a_request_with_an_adapter_needs_a_permit(
     assert peer.join().config.enable_lora == bool(permits)
     peer.send(make_request("r", lora=LoRARequest("x", 1, "/x")))
     if permits:
+        # What else may be in an inbox is no pair; here it would fail the test.
         _, request = io.thread.inbox.get(timeout=PATIENCE)  # type: ignore[misc]
         assert isinstance(request, AddRequest)
         return

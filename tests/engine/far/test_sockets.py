@@ -37,6 +37,7 @@ SERVER = """
         except zmq.Again:
             os.kill(os.getpid(), 9)  # with what it has not read: its end is sudden
     os.waitpid(pid, 0)
+    # The timer of libzmq that would end this process is no event of ours: it is outwaited.
     time.sleep(float(sys.argv[4]))
     assert router.recv_multipart()
 """

@@ -26,6 +26,7 @@ def test_a_machine_is_named_by_all_that_changes_bits(
 
 def test_the_instruction_set_of_the_kernels_is_said() -> None:
     if not library.load_library():
+        # Without a compiler there is nothing to name: the engine then runs without them.
         pytest.skip("the kernels cannot be built here")
     found = describe_machine(CPU, "cpu", torch.float32)
     assert found == describe_machine(CPU, "cpu", torch.float32)
