@@ -103,6 +103,11 @@ class Nodes:
         done = subprocess.run(command, capture_output=True, text=True)
         return done.stdout.strip() if done.returncode == 0 else ""
 
+    def has_written(self, host: str) -> bool:
+        """That what it replied to is in its file: it puts writes off while one reaches the disk."""
+        state = self.ask(host, "INFO", "persistence").splitlines()
+        return "aof_buffer_length:0" in state and "aof_pending_bio_fsync:0" in state
+
     def role(self, host: str) -> str:
         return self.ask(host, "ROLE").partition("\n")[0]
 

@@ -66,6 +66,7 @@ async def test_what_another_primary_was_told_survives_a_power_cut_before_the_fir
         wait_for(lambda: all(made.primary(host) in made.hosts[1:] for host in made.hosts))
         await tell(made, "after")
         wait_for(lambda: made.ask(made.primary(first), "WAIT", "1", "1000") == "1")
+        wait_for(lambda: all(made.has_written(host) for host in made.hosts[1:]))
         # The first host is the first to be back, with what it knew.
         made.kill_all()
         start_all(made)
@@ -105,6 +106,7 @@ async def test_a_cluster_is_formed_once_and_is_whole_after_all_of_its_nodes_have
         store = await SessionStore.open(cluster_url(made))
         await store.client.call("SET", "kept", "yes")
         await store.close()
+        wait_for(lambda: all(made.has_written(host) for host in made.hosts))
         made.move()
         start_nodes()
         wait_for(is_formed)
