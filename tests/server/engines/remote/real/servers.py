@@ -45,6 +45,7 @@ class RealServer(ABC):
         self.port = free_port()
         self._log = folder / f"{self.name}-{number}.log"
         self._process: subprocess.Popen[bytes] | None = None
+        self._was_killed = False
         self._site = Site(
             Environments(cache_folder(), os.cpu_count() or 1),
             Checkpoint.open("demo", demo_model()),
@@ -64,6 +65,7 @@ class RealServer(ABC):
 
     def start(self) -> None:
         """Begin to start it."""
+        self._was_killed = False
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
                 [self._program, *self._options],
@@ -76,7 +78,8 @@ class RealServer(ABC):
 
     @property
     def is_running(self) -> bool:
-        return self._process is not None and self._process.poll() is None
+        """Whether all of it is: what has lost one of its processes ends, sooner or later."""
+        return not self._was_killed and self._process is not None and self._process.poll() is None
 
     async def serve(self) -> None:
         """Return when it takes requests."""
@@ -91,6 +94,7 @@ class RealServer(ABC):
 
     def kill(self, chosen: Callable[[psutil.Process], bool] = lambda _: True) -> None:
         """`kill -9` all of its processes, or those chosen."""
+        self._was_killed = True
         for process in filter(chosen, self._processes()):
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.send_signal(signal.SIGKILL)
