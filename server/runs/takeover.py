@@ -133,10 +133,12 @@ class Takeover:
             return False
         try:
             record = await self._store.runs.get(None, response_id)
-        except (StoreUnavailable, SessionError):
+        except StoreUnavailable:
             raise
         except Exception:
-            return False  # one that cannot be read is ended by whoever sees it first
+            # One that cannot be read is ended by whoever sees it first, and one that is not there
+            # leaves the index: only `reap` does that.
+            return False
         if record.cancel_at is not None or await self._model_of(record) is not None:
             return False
         if self._models.is_pending(record.model):

@@ -199,6 +199,20 @@ async def test_answer_of_another_model_is_left_to_others_for_the_time_of_a_lease
     assert text == oracle_answer(FIRST, NUM_STORED)
 
 
+@pytest.mark.parametrize("are_known", [False, True])
+async def test_answer_that_never_began_leaves_the_index_of_live_ones(
+    survivor: Survivor, are_known: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    takeover, store = survivor.worker.takeover, survivor.worker.store
+    monkeypatch.setattr(survivor.worker.peers, "are_known", lambda: are_known)
+    chat = await Chat.create(store, uid="local")
+    response_id = new_response_id(chat.session_id)
+    # The index is written first; then its worker died, or the store refused the rest.
+    await store.runs.touch({response_id: 1})
+    await takeover.take_over(response_id)
+    assert await store.runs.expired() == []
+
+
 async def test_answer_that_outlived_too_many_owners_fails(survivor: Survivor) -> None:
     response_id = await survivor.orphan()
     store, owner = survivor.worker.store, "dead"
