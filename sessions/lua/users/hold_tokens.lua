@@ -1,13 +1,14 @@
 -- Holds tokens of a group's day for one answer, as many as it wants or as are left. What is held counts as used until
 -- `settle_tokens` says what was. A repeat finds what is held, and adds what it wants more.
--- KEYS g:{gid}:q
--- ok held used held_by_others | full used held_by_others
+-- KEYS g:{gid}:q g:{gid}:p
+-- ok held used held_by_others | full used held_by_others | gone
 read_args({
   'response_id',
   'day', -- which it counts in, if nothing is held for it yet
   'wanted', 'least',
   'limit', -- 0 = any number
 })
+if redis.call('EXISTS', KEYS[2]) == 0 then return {'gone'} end -- some workers hear of it later
 local field = 'r:' .. args.response_id
 local day, own, since = string.match(redis.call('HGET', KEYS[1], field) or '', '^(%d+) (%d+) (%d+)$')
 day, own, since = day or args.day, tonumber(own or 0), since or string.format('%.0f', now_ms())

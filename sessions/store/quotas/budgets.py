@@ -132,7 +132,7 @@ class Budgets:
         for is_last_try in (False, True):
             reply = await self._client.script(
                 "hold_tokens",
-                [self._keys.group_tokens(group)],
+                [self._keys.group_tokens(group), self._keys.group_record(group)],
                 response_id=response_id,
                 day=_day(now_ms),
                 wanted=max(wanted, least),
@@ -141,6 +141,8 @@ class Budgets:
             )
             if reply[0] == b"ok":
                 return int(reply[1])
+            if reply[0] == b"gone":
+                return wanted
             if is_last_try or not reply[2] or not await self._settle_ended(group, now_ms):
                 break
         reset_ms = DAY_MS - now_ms % DAY_MS

@@ -45,11 +45,12 @@ class GroupSessions:
         if allowance.group is None:
             return
         most = allowance.shared.sessions
-        index = self._keys.group_sessions(allowance.group)
+        keys = self._keys
+        index, record = keys.group_sessions(allowance.group), keys.group_record(allowance.group)
         for is_last_try in (False, True):
             reply = await self._client.script(
                 "enter_group",
-                [index],
+                [index, record],
                 session_id=session_id,
                 updated_at=local_ms(),
                 max_sessions=most,

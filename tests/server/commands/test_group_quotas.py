@@ -17,7 +17,7 @@ from server.worker.app import Worker
 from sessions.connection.embedded import EmbeddedRedis
 from sessions.directory.groups import Group, Groups
 from sessions.directory.users import Users
-from sessions.model.errors import StoreUnavailable
+from sessions.model.errors import QuotaExceeded, StoreUnavailable
 from sessions.model.ids import session_of
 from sessions.model.quotas import GroupQuotas, OwnQuotas
 from sessions.model.records import RunRecord
@@ -298,3 +298,59 @@ async def test_quotas_of_one_user_stand_above_the_servers(team: Team) -> None:
     assert refused.value.quota == "user.answers"
     team.engine.requests[rid].released.set()
     await team.end_of(rid)
+
+
+async def keys_of(team: Team) -> list[bytes]:
+    """What Redis keeps of the group."""
+    client, prefix = team.workers[0].store.client, team.workers[0].store.keys.prefix
+    _, found = await client.call(
+        "SCAN", 0, "MATCH", f"{prefix}g:{{{team.group.gid}}}*", "COUNT", 10**6
+    )
+    return list(found)
+
+
+async def test_an_answer_goes_on_when_its_group_is_removed_and_leaves_nothing_of_it(
+    team: Team,
+) -> None:
+    rid = await held_answer(team)
+    assert await keys_of(team)
+    await _groups(team.workers[1]).remove(team.group.gid)
+    # The first worker has not heard of it yet: it still holds tokens for answers of the group.
+    other = await team.ask(0, await team.new_session(team.members[0], "other"))
+    assert (await team.end_of(other)).reason == "max_output_tokens"
+    team.engine.requests[rid].released.set()
+    record = await team.end_of(rid)
+    assert (record.status, record.reason) == ("incomplete", "max_output_tokens")
+    assert await team.text(rid) == oracle_answer(5, NUM_TOKENS)
+    (own, _) = await team.workers[0].store.budgets.usage(team.members)
+    assert own.tokens_today == 2 * (NUM_TOKENS + 1)
+    assert await keys_of(team) == []
+
+
+async def test_a_quota_below_what_is_used_refuses_what_is_new_and_takes_nothing_back(
+    team: Team,
+) -> None:
+    rid = await held_answer(team)
+    await team.new_session(team.members[1], "second")
+    await limit(team, tokens_per_day=1, sessions=1, answers=1)
+    budget = await team.workers[0].store.budgets.today(team.members[0])
+    assert budget is not None and budget.remaining == 0
+    with pytest.raises(QuotaExceeded) as full:
+        await team.new_session(team.members[1], "third")
+    assert full.value.quota == "group.sessions"
+    with pytest.raises(ApiError) as refused:
+        await team.ask(3, await first_session(team, 1))
+    assert refused.value.quota in ("group.answers", "group.tokens_per_day")
+    team.engine.requests[rid].released.set()
+    record = await team.end_of(rid)  # what it holds is more than the group may use by now
+    assert (record.status, record.reason) == ("incomplete", "max_output_tokens")
+    assert await team.used() == NUM_TOKENS + 1
+    with pytest.raises(ApiError) as refused:
+        await team.ask(3, await first_session(team, 1))
+    assert (refused.value.code, refused.value.quota) == ("quota_exceeded", "group.tokens_per_day")
+    assert (refused.value.retry_after_ms or 0) > 0
+
+
+async def first_session(team: Team, number: int) -> str:
+    """That a member keeps."""
+    return (await team.workers[0].store.lists.page(team.members[number])).sessions[0].id
