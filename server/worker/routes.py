@@ -11,6 +11,7 @@ from server.api.admin.health import AdminHealthOperations
 from server.api.admin.manage.audit import AdminAuditOperations
 from server.api.admin.manage.groups import AdminGroupOperations
 from server.api.admin.manage.notices import AdminNoticeOperations
+from server.api.admin.manage.quotas import AdminQuotaOperations
 from server.api.admin.manage.settings import AdminSettingsOperations
 from server.api.admin.manage.shares import AdminShareOperations
 from server.api.admin.manage.workers import AdminWorkerOperations
@@ -71,6 +72,9 @@ def admin_operations(context: ApiContext) -> list[Operation]:
         *AdminHealthOperations(context, admin).operations(),
         *AdminSessionOperations(admin, services.store).operations(),
         *AdminUserOperations(admin, services.store).operations(),
+        *AdminQuotaOperations(
+            admin, services.store, services.limits.max_active_responses_per_user
+        ).operations(),
         *AdminGroupOperations(admin, services.store).operations(),
         *AdminReplicaOperations(admin, services.store).operations(),
         *AdminWorkerOperations(admin, services.store).operations(),

@@ -162,27 +162,6 @@ class Revoked(Struct, frozen=True):
     revoked: int
 
 
-class QuotaLimits(Struct, frozen=True):
-    """The same for every user; null means unlimited."""
-
-    sessions_per_user: int | None
-    messages_per_session: int | None
-    bytes_per_session: int | None
-    tokens_per_day: int | None
-
-
-class UsedQuota(Struct, frozen=True):
-    user: UserName
-    sessions: int
-    tokens_today: int
-
-
-class UsedQuotas(Struct, frozen=True):
-    limits: QuotaLimits
-    quotas: list[UsedQuota]
-    next_cursor: str | None
-
-
 class ReplicaObject(Struct, frozen=True):
     """A worker, and the figures that it gives of itself beside these.
 

@@ -1,4 +1,4 @@
-"""Users, their tokens and what they use, over HTTP, for admins.
+"""Users and their tokens over HTTP, for admins.
 
 A token is in the answer that makes it, once; nobody can read it again. An admin gives no right that
 their own credential does not have.
@@ -11,9 +11,9 @@ from msgspec import Meta, Struct
 from starlette.responses import Response
 
 from server.access.audit import TRANSCRIPTS, Actor
-from server.access.identities import ADMIN_SCOPES, BUILT_IN
+from server.access.identities import ADMIN_SCOPES
 from server.api.admin.actions import Admin
-from server.api.admin.objects import NewToken, NewUser, Revoked, UsedQuotas, UserDetails, UserPage
+from server.api.admin.objects import NewToken, NewUser, Revoked, UserDetails, UserPage
 from server.api.admin.sessions import actor_of
 from server.api.rest.objects import LoginCode
 from server.api.rest.operation import Access, Call, Operation, json_response
@@ -178,14 +178,6 @@ class AdminUserOperations:
                 scope=TRANSCRIPTS,
                 answers={201: LoginCode},
             ),
-            operation(
-                "GET",
-                "/v1/admin/quotas",
-                self.quotas,
-                "What users keep and have used today, beside what they may",
-                query=PageQuery,
-                answers={200: UsedQuotas},
-            ),
         ]
 
     # ---- users ----------------------------------------------------------------------------------
@@ -280,22 +272,6 @@ class AdminUserOperations:
         assert call.user.credential is not None
         code = await self._credentials.create_login_code(user.uid, call.user.credential)
         return json_response({"code": code, "path": f"/login?code={code}"}, 201)
-
-    async def quotas(self, call: Call) -> Response:
-        page = await self._users.page(call.query.limit, call.query.cursor)
-        names = {user.uid: user.name for user in page.users}
-        if call.query.cursor is None:  # those that are built in come first
-            names = {uid: user.name for uid, user in BUILT_IN.items()} | names
-        rows = [
-            {
-                "user": {"id": uid, "name": names[uid]},
-                "sessions": usage.num_sessions,
-                "tokens_today": usage.tokens_today,
-            }
-            for uid, usage in zip(names, await self._store.budgets.usage(list(names)), strict=True)
-        ]
-        limits = {name: most or None for name, most in asdict(self._store.context.quotas).items()}
-        return json_response({"limits": limits, "quotas": rows, "next_cursor": page.next_cursor})
 
     # ---- inside ---------------------------------------------------------------------------------
 

@@ -7,6 +7,7 @@ import msgspec
 import pytest
 
 from server.api.admin import objects as admin_objects
+from server.api.admin.manage.objects import UsedQuotas
 from tests.end_to_end.clients.http_client import Http, admin_token, ask_and_follow, code_of
 from tests.end_to_end.clients.operators import SETTINGS, answering, audit, new_user
 from tests.end_to_end.site.harness import Client, Server
@@ -233,7 +234,7 @@ async def test_a_filter_that_makes_no_sense_is_refused(admin: Http, query: str) 
         ("/responses/{response_id}", admin_objects.ResponseTimeline),
         ("/users", admin_objects.UserPage),
         ("/users/{uid}", admin_objects.UserDetails),
-        ("/quotas", admin_objects.UsedQuotas),
+        ("/quotas", UsedQuotas),
         ("/replicas", admin_objects.Replicas),
         ("/audit", admin_objects.AuditPage),
         ("/stats", admin_objects.Stats),

@@ -101,3 +101,50 @@ class WorkerLogLevel(Struct, frozen=True):
 
 class Restarting(Struct, frozen=True):
     id: str
+
+
+class QuotaLimits(Struct, frozen=True):
+    """The same for every user; null means unlimited."""
+
+    sessions_per_user: Count | None
+    messages_per_session: Count | None
+    bytes_per_session: Count | None
+    tokens_per_day: Count | None
+
+
+class UserLimits(Struct, frozen=True):
+    """What one user may: their own quotas, where they have some, else the settings'.
+
+    null means unlimited. `answers` at a time.
+    """
+
+    tokens_per_day: Count | None
+    sessions: Count | None
+    answers: Count | None
+
+
+class UsedGroup(Struct, frozen=True):
+    """What all members may together, and have used; `tokens_held` running answers may still use."""
+
+    id: str
+    name: str
+    limits: UserLimits
+    sessions: Count
+    tokens_today: Count
+    tokens_held: Count
+
+
+class UsedQuota(Struct, frozen=True):
+    """`limits` hold for this user alone; those of `group` besides."""
+
+    user: UserName
+    sessions: Count
+    tokens_today: Count
+    limits: UserLimits
+    group: UsedGroup | None
+
+
+class UsedQuotas(Struct, frozen=True):
+    limits: QuotaLimits
+    quotas: list[UsedQuota]
+    next_cursor: str | None

@@ -100,6 +100,37 @@ async def test_a_users_own_quotas_are_set_and_taken_back(two_workers: Server, ad
     assert (await audit(admin, ada["id"]))[:2] == ["user.update", "user.update"]
 
 
+async def test_the_list_of_quotas_has_a_users_own_and_those_of_the_group(admin: Http) -> None:
+    ada, group = await new_user(admin), await new_group(admin, tokens_per_day=50, sessions=3)
+    await join(admin, group, ada)
+    path = f"/v1/admin/users/{ada['id']}"
+    await admin.ask("PATCH", path, json={"quotas": {"tokens_per_day": 40, "answers": 0}})
+    (row, *_) = (
+        one
+        for one in (await admin.get("/v1/admin/quotas")).json()["quotas"]
+        if one["user"]["id"] == ada["id"]
+    )
+    settings = {one["name"]: one["value"] for one in await settings_of(admin)}
+    most = int(settings["PARLEY_MAX_SESSIONS_PER_USER"])
+    assert row["limits"] == {"tokens_per_day": 40, "sessions": most, "answers": None}
+    assert row["group"] == {
+        "id": group["id"],
+        "name": "Physics",
+        "limits": {"tokens_per_day": 50, "sessions": 3, "answers": None},
+        "sessions": 0,
+        "tokens_today": 0,
+        "tokens_held": 0,
+    }
+    (local, *_) = (await admin.get("/v1/admin/quotas")).json()["quotas"]
+    assert (local["user"]["id"], local["group"]) == ("local", None)
+    assert local["limits"]["sessions"] == most
+
+
+async def settings_of(admin: Http) -> list[dict[str, Any]]:
+    listed: list[dict[str, Any]] = (await admin.get("/v1/admin/settings")).json()["settings"]
+    return listed
+
+
 async def test_a_token_says_what_it_is_for(admin: Http) -> None:
     ada = await new_user(admin, purpose="her laptop")
     path = f"/v1/admin/users/{ada['id']}"
