@@ -7,10 +7,12 @@ from dataclasses import dataclass
 
 from server.access.identities import User
 from server.protocol.errors import ApiError
+from server.protocol.titles import clean_title
 from sessions.directory.audit import AuditLog
 
 TRANSCRIPTS = "admin:transcripts"  # the scope for users' words
 OPERATE = "admin:operate"  # the scope for how workers run
+MAX_CHARACTERS = 1000  # of what an entry says; the routes have closer bounds
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,12 +34,12 @@ class Auditor:
         self.log = log
 
     async def note(self, actor: Actor, action: str, target: str, reason: str = "") -> None:
-        """Return when the entry is stored; the deed comes after."""
+        """Return when the entry is stored, in one line; the deed comes after."""
         await self.log.write(
             actor=actor.user.uid,
             action=action,
-            target=target,
-            reason=reason,
+            target=clean_title(target)[:MAX_CHARACTERS],
+            reason=clean_title(reason)[:MAX_CHARACTERS],
             address=actor.address,
         )
 

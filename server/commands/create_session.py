@@ -3,7 +3,7 @@
 from server.commands.services import Services
 from server.live.subscription import Watcher
 from server.protocol.client_frames import CreateSession
-from server.protocol.titles import clean_title
+from server.protocol.titles import given_line
 from sessions.model.replies import CreatedSession
 
 
@@ -17,7 +17,7 @@ async def create_session(
     created = await services.store.sessions.create(
         uid,
         idempotency_key=frame.idempotency_key,
-        title=clean_title(frame.title),
+        title=given_line("title", frame.title),
         model=services.models.default.name,
         settings=frame.settings.given(),
     )

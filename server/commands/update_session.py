@@ -4,7 +4,7 @@ from server.commands.services import Services
 from server.live.subscription import Watcher
 from server.protocol.client_frames import UpdateSession
 from server.protocol.errors import invalid_field
-from server.protocol.titles import clean_title
+from server.protocol.titles import given_line
 from sessions.model.ids import check_message_id, check_session_id
 from sessions.model.records import Session
 
@@ -29,7 +29,7 @@ async def update_session(
     session = await services.store.sessions.update(
         uid,
         frame.session_id,
-        title=None if frame.title is None else clean_title(frame.title),
+        title=None if frame.title is None else given_line("title", frame.title),
         settings=None if frame.settings is None else frame.settings.given(),
         pinned=frame.pinned,
         head=head,

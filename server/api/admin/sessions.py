@@ -21,8 +21,8 @@ from server.api.rest.objects import MessagePage
 from server.api.rest.operation import Access, Call, Operation, json_response
 from server.api.rest.sessions import Cursor, Limit
 from server.protocol.client_frames import to_struct
-from server.protocol.errors import ApiError, invalid_field
-from server.protocol.titles import clean_title
+from server.protocol.errors import ApiError
+from server.protocol.titles import given_line, needed_line
 from sessions.directory.finding.names import NamedUser
 from sessions.directory.listing import Listed, Order
 from sessions.model.errors import ResponseNotFound, SessionNotFound
@@ -234,16 +234,15 @@ class AdminSessionOperations:
 
     async def stop(self, call: Call) -> Response:
         session_id = call.path("session_id")
-        body: StopBody = to_struct(await call.body(), StopBody)
+        reason = await reason_of(call)
         await self._store.sessions.get(None, session_id)
-        await self._admin.auditor.note(actor_of(call), "session.stop", session_id, body.reason)
+        await self._admin.auditor.note(actor_of(call), "session.stop", session_id, reason)
         return stopped_response(await self._admin.stop(session_id))
 
     async def evict(self, call: Call) -> Response:
         session_id = call.path("session_id")
         body: EvictBody = to_struct(await call.body(), EvictBody)
-        if not (reason := clean_title(body.reason)):
-            raise invalid_field("reason", "say why")
+        reason = needed_line("reason", body.reason, "say why")
         await self._store.sessions.get(None, session_id)
         action = "session.evict_and_lock" if body.lock else "session.evict"
         await self._admin.auditor.note(actor_of(call), action, session_id, reason)
@@ -251,9 +250,9 @@ class AdminSessionOperations:
 
     async def unlock(self, call: Call) -> Response:
         session_id = call.path("session_id")
-        body: StopBody = to_struct(await call.body(), StopBody)
+        reason = await reason_of(call)
         await self._store.sessions.get(None, session_id)
-        await self._admin.auditor.note(actor_of(call), "session.unlock", session_id, body.reason)
+        await self._admin.auditor.note(actor_of(call), "session.unlock", session_id, reason)
         await self._admin.unlock(session_id)
         return Response(status_code=204)
 
@@ -292,6 +291,12 @@ def stopped_response(runs: list[RunRecord]) -> Response:
         ]
     }
     return json_response(body, 202 if any(run.is_live for run in runs) else 200)
+
+
+async def reason_of(call: Call) -> str:
+    """Why, if the body says so. Raises `ApiError`."""
+    body: StopBody = to_struct(await call.body(), StopBody)
+    return given_line("reason", body.reason)
 
 
 def actor_of(call: Call) -> Actor:

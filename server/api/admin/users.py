@@ -20,7 +20,7 @@ from server.api.rest.operation import Access, Call, Operation, json_response
 from server.api.rest.sessions import Cursor, Limit
 from server.protocol.client_frames import to_struct
 from server.protocol.errors import ApiError, invalid_field
-from server.protocol.titles import clean_title
+from server.protocol.titles import VISIBLE, given_line, needed_line
 from sessions.directory.credentials import Credential
 from sessions.directory.users import ROLES, User, new_user_id
 from sessions.model.errors import UserNotFound
@@ -34,7 +34,8 @@ TOKEN_ID_CHARACTERS = 16  # of the digest: enough to name one of a user's few to
 
 # What msgspec lets through and we refuse then is declared all the same, for `/openapi.json`.
 Name = Annotated[
-    str, Meta(max_length=MAX_NAME_CHARACTERS, extra_json_schema={"minLength": 1, "pattern": r"\S"})
+    str,
+    Meta(max_length=MAX_NAME_CHARACTERS, extra_json_schema={"minLength": 1, "pattern": VISIBLE}),
 ]
 Role = Annotated[str, Meta(max_length=32, extra_json_schema={"enum": list(ROLES)})]
 Scope = Annotated[str, Meta(max_length=32, extra_json_schema={"enum": list(ADMIN_SCOPES)})]
@@ -192,14 +193,14 @@ class AdminUserOperations:
         body: CreateUserBody = to_struct(await call.body(), CreateUserBody)
         actor = actor_of(call)
         roles, scopes = check_roles(body.roles), check_scopes(body.scopes, body.roles, actor)
-        name = check_name(body.name)
+        name, purpose = check_name(body.name), given_line("purpose", body.purpose)
         uid = new_user_id()
         await self._admin.auditor.note(
             actor, "user.create", uid, f"{name}: {' '.join((*roles, *scopes))}"
         )
         user = await self._users.create(name, roles, uid=uid)
         token = await self._credentials.create_token(
-            user.uid, body.expires_in_s, scopes=scopes, purpose=clean_title(body.purpose)
+            user.uid, body.expires_in_s, scopes=scopes, purpose=purpose
         )
         return json_response({**user_wire(user), "scopes": list(scopes), "token": token}, 201)
 
@@ -237,7 +238,7 @@ class AdminUserOperations:
         body: CreateTokenBody = to_struct(await call.body(), CreateTokenBody)
         user, actor = await self._user(call), actor_of(call)
         scopes = check_scopes(body.scopes, user.roles, actor)
-        purpose = clean_title(body.purpose)
+        purpose = given_line("purpose", body.purpose)
         reason = " ".join((*scopes, purpose)).strip()
         await self._admin.auditor.note(actor, "token.create", user.uid, reason)
         token = await self._credentials.create_token(
@@ -317,10 +318,8 @@ def own_quotas(body: OwnQuotasBody) -> OwnQuotas:
 
 
 def check_name(name: str) -> str:
-    """One line that is not empty. Raises `ApiError`."""
-    if not (cleaned := clean_title(name)):
-        raise invalid_field("name", "a name is needed")
-    return cleaned
+    """One line that can be seen. Raises `ApiError`."""
+    return needed_line("name", name, "a name is needed")
 
 
 def check_roles(roles: tuple[str, ...]) -> tuple[str, ...]:

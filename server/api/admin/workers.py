@@ -8,9 +8,8 @@ from starlette.responses import Response
 
 from server.api.admin.actions import Admin
 from server.api.admin.objects import Draining, Replicas, Stats
-from server.api.admin.sessions import StopBody, actor_of
+from server.api.admin.sessions import StopBody, actor_of, reason_of
 from server.api.rest.operation import Access, Call, Operation, json_response
-from server.protocol.client_frames import to_struct
 from server.protocol.errors import ApiError
 from server.telemetry.stats import read_series
 from sessions.directory.replicas import Replica, Roll
@@ -65,11 +64,10 @@ class AdminReplicaOperations:
         return json_response(roll_wire(await self._admin.replicas.roll()))
 
     async def drain(self, call: Call) -> Response:
-        body: StopBody = to_struct(await call.body(), StopBody)
-        name = call.path("replica")
+        reason, name = await reason_of(call), call.path("replica")
         if name not in {replica.id for replica in await self._admin.replicas.all()}:
             raise ApiError("not_found", "no such worker")
-        await self._admin.auditor.note(actor_of(call), "replica.drain", name, body.reason)
+        await self._admin.auditor.note(actor_of(call), "replica.drain", name, reason)
         if not await self._store.publish_control(name, {"type": "drain"}):
             raise ApiError("not_found", "that worker hears nothing any more")
         return json_response({"id": name, "draining": True}, 202)

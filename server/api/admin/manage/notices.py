@@ -11,14 +11,15 @@ from server.api.admin.sessions import actor_of
 from server.api.rest.operation import Access, Call, Operation, json_response
 from server.protocol.client_frames import to_struct
 from server.protocol.errors import ApiError, invalid_field
-from server.protocol.titles import clean_title
+from server.protocol.titles import VISIBLE, needed_line
 from sessions.directory.notices import LEVELS, Level, Notice
 
 MAX_TEXT_CHARACTERS = 500
 MAX_LIFE_SECONDS = 30 * 86_400
 
 Text = Annotated[
-    str, Meta(max_length=MAX_TEXT_CHARACTERS, extra_json_schema={"minLength": 1, "pattern": r"\S"})
+    str,
+    Meta(max_length=MAX_TEXT_CHARACTERS, extra_json_schema={"minLength": 1, "pattern": VISIBLE}),
 ]
 NoticeLevel = Annotated[str, Meta(max_length=16, extra_json_schema={"enum": list(LEVELS)})]
 
@@ -75,8 +76,7 @@ class AdminNoticeOperations:
         body: NoticeBody = to_struct(await call.body(), NoticeBody)
         if body.level not in LEVELS:
             raise invalid_field("level", f"one of {', '.join(LEVELS)}")
-        if not (text := clean_title(body.text)):
-            raise invalid_field("text", "say something")
+        text = needed_line("text", body.text, "say something")
         actor = actor_of(call)
         await self._admin.auditor.note(actor, "notice.put", "", f"{body.level}: {text}")
         level: Level = "warning" if body.level == "warning" else "info"

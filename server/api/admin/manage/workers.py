@@ -9,10 +9,11 @@ from starlette.responses import Response
 from server.access.audit import OPERATE
 from server.api.admin.actions import Admin
 from server.api.admin.manage.objects import Restarting, WorkerLogLevel
-from server.api.admin.sessions import Reason, StopBody, actor_of
+from server.api.admin.sessions import Reason, StopBody, actor_of, reason_of
 from server.api.rest.operation import Access, Call, Operation, json_response
 from server.protocol.client_frames import to_struct
 from server.protocol.errors import ApiError, invalid_field
+from server.protocol.titles import given_line
 from server.telemetry.logs import LEVELS
 from sessions.store.store import SessionStore
 
@@ -60,14 +61,14 @@ class AdminWorkerOperations:
         body: LogLevelBody = to_struct(await call.body(), LogLevelBody)
         if body.level not in LEVELS:
             raise invalid_field("level", f"one of {', '.join(LEVELS)}")
-        reason = f"{body.level} {body.reason}".strip()
+        reason = f"{body.level} {given_line('reason', body.reason)}".strip()
         command = {"type": "log_level", "level": body.level}
         name = await self._tell(call, "replica.log_level", reason, command)
         return json_response({"id": name, "level": body.level}, 202)
 
     async def restart(self, call: Call) -> Response:
-        body: StopBody = to_struct(await call.body(), StopBody)
-        name = await self._tell(call, "replica.restart", body.reason, {"type": "restart"})
+        reason = await reason_of(call)
+        name = await self._tell(call, "replica.restart", reason, {"type": "restart"})
         return json_response({"id": name}, 202)
 
     async def _tell(self, call: Call, action: str, reason: str, command: Mapping[str, Any]) -> str:
