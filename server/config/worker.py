@@ -50,6 +50,7 @@ class SharedConfig(msgspec.Struct, frozen=True, kw_only=True):
     admin_token: str
     server_started_at: int  # the supervisor, ms since 1970
     shown_settings: tuple[ShownSetting, ...] = ()  # for admins
+    redis_folder: str | None = None  # with the files of our own; None: it is somebody else's
     tools_path: str | None = None  # where the tool process listens; None: there are no tools
 
 

@@ -213,6 +213,7 @@ class Supervisor:
             admin_token=settings.admin_token or read_or_create_secret(self._data / "admin-token"),
             server_started_at=time.time_ns() // 1_000_000,
             shown_settings=shown_settings(settings),
+            redis_folder=None if self._redis is None else str(self._data / "redis"),
             tools_path=None if self._tools is None else str(self._tools.path),
         )
 

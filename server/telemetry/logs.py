@@ -3,7 +3,8 @@
 JSON escapes the control characters of whatever reaches a field, and so does the text format. Where
 the format is JSON, every line of stdout and stderr is, also those that libraries print, warnings
 and exceptions that nobody catches.
-A log that takes nothing more is not written: its disk being full stops no answer.
+A log that takes nothing more is not written: its disk being full stops no answer. When it takes
+lines again, the first one says how many are lost.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ import structlog
 from engine.log import JsonFormatter, as_json_line, log_uncaught
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from _typeshed import ReadableBuffer
 
 STDOUT, STDERR = 1, 2
@@ -36,7 +39,8 @@ _BoundLogger = type("_BoundLogger", (structlog.make_filtering_bound_logger(loggi
 
 def configure_logs(level: str, log_format: str, process: str) -> None:
     """Set up structlog and let the libraries' warnings through; `process` names who speaks."""
-    stream = sys.stderr = _lossy(STDERR)
+    words = (lambda text: as_json_line(text, process)) if log_format == "json" else str
+    stream = sys.stderr = _lossy(STDERR, words)
     set_log_level(level)
     number = getattr(logging, level.upper())
     # Tracebacks without locals: they hold what users wrote.
@@ -94,13 +98,31 @@ def print_json(process: str) -> None:
     sys.stderr = _JsonLines(_lossy(STDERR), process, "error")
 
 
+class Losses:
+    """Lines that the log of this process did not take: in all, and since it took the last one."""
+
+    total = now = 0
+
+
 class _LossyFile(io.FileIO):
-    """What it cannot write is lost: the reader is gone, or the disk full."""
+    """What it cannot write is lost: the reader is gone, or the disk full.
+
+    `words` makes a line of what is said about that, when there is room again.
+    """
+
+    words: Callable[[str], str] | None = None
 
     def write(self, data: ReadableBuffer, /) -> int:
         try:
+            if Losses.now and self.words is not None:
+                lost = self.words(f"{Losses.now} lines of this log are lost: it took none")
+                super().write(f"\n{lost}\n".encode())  # the last one may lack its end
+                Losses.now = 0
             return super().write(data)
         except OSError:
+            num_lines = bytes(data).count(b"\n")
+            Losses.total += num_lines
+            Losses.now += num_lines
             return memoryview(data).nbytes
 
 
@@ -135,9 +157,10 @@ class _JsonLines(io.TextIOBase):
         self._stream.flush()
 
 
-def _lossy(descriptor: int) -> io.TextIOWrapper:
+def _lossy(descriptor: int, words: Callable[[str], str] | None = None) -> io.TextIOWrapper:
     """A text stream to that descriptor whose writes never fail."""
     file = _LossyFile(descriptor, "w", closefd=False)
+    file.words = words
     return io.TextIOWrapper(
         io.BufferedWriter(file), "utf-8", errors="backslashreplace", line_buffering=True
     )

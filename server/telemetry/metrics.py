@@ -24,6 +24,7 @@ from prometheus_client.metrics_core import (
 from prometheus_client.registry import Collector
 
 from server.config.models import ModelState, ModelStatus
+from server.telemetry.logs import Losses
 
 SHORT = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5)
 LONG = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60)
@@ -149,6 +150,17 @@ class StoreCollector(Collector):
     def collect(self) -> Iterable[Metric]:
         text = "Calls to Redis; a script is one."
         yield CounterMetricFamily("parley_store_calls", text, value=self._num_calls())
+
+
+class LogCollector(Collector):
+    """Lines that the log of this worker did not take."""
+
+    def describe(self) -> Iterable[Metric]:
+        return ()
+
+    def collect(self) -> Iterable[Metric]:
+        text = "Lines that the log did not take: its disk is full, or its reader gone."
+        yield CounterMetricFamily("parley_log_lines_lost", text, value=Losses.total)
 
 
 class SpanCounts(Protocol):

@@ -32,7 +32,7 @@ from server.protocol.http_errors import error_response
 from server.protocol.server_frames import ConnectionDraining
 from server.runs.peers import Figures
 from server.telemetry.engine_figures import EnginesCollector
-from server.telemetry.logs import log_level
+from server.telemetry.logs import Losses, log_level
 from server.telemetry.tracing import AnswerTracing
 from server.worker.control import Control
 from server.worker.middleware import Guard
@@ -196,6 +196,7 @@ class Worker:
             "server_started_at": self.config.server_started_at,
             "draining": int(self.runs.draining),
             "log_level": log_level(),
+            "log_lines_lost": Losses.now,
             "connections": len(self.connections),
             "active_responses": self.runs.num_active,
             "queued_responses": sum(run.status == "queued" for run in self.runs.all()),

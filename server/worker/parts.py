@@ -38,7 +38,7 @@ from server.runs.peers import Figures, Peers
 from server.runs.runs import Runs
 from server.runs.takeover import Takeover
 from server.runs.tools.runner import ToolRunner
-from server.telemetry.metrics import Metrics, SpanCollector, StoreCollector
+from server.telemetry.metrics import LogCollector, Metrics, SpanCollector, StoreCollector
 from server.telemetry.stats import Recorder
 from server.telemetry.tracing import AnswerTracing
 from sessions.connection.feed import LiveFeed
@@ -115,6 +115,7 @@ class Access:
 
 def build_metrics(store: SessionStore, tracing: "Tracing | None") -> Metrics:
     metrics = Metrics()
+    metrics.registry.register(LogCollector())
     metrics.registry.register(StoreCollector(lambda: store.client.num_calls))
     if tracing is not None:
         metrics.registry.register(SpanCollector(tracing))
@@ -181,6 +182,7 @@ def build_live(given: Given, peers: Peers, on_refused: Callable[[StoreRefused], 
         settings.intervals,
         on_refused,
         on_change=peers.beat_soon,
+        folder=None if config.redis_folder is None else Path(config.redis_folder),
     )
     return Live(feed, hub, health, NoticeBoard(Notices(store.client, store.keys), hub))
 

@@ -65,6 +65,8 @@ async def find_faults(client: RedisClient) -> list[StoreFault]:
         if limit and used > FULL_AT * limit:
             tenths = 10 * used // limit  # a figure that changed each time would fill the log
             faults.append(StoreFault(f"redis memory is over {tenths}0 % full"))
+        if info.get("aof_last_bgrewrite_status") == "err":
+            faults.append(StoreFault("redis could not rewrite its append-only file: see its disk"))
     return list(dict.fromkeys(faults))
 
 

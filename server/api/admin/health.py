@@ -27,7 +27,7 @@ NOBODY: dict[str, Any] = {"now": 0, "replicas": [], "missing": []}
 class StoreHealth(Struct, frozen=True):
     """`state`: ok or unavailable, `since` that moment. `heard_ms`: since it was last found well.
 
-    `problems` are for who runs it: what would lose data, or will.
+    `problems` are for who runs it: why it is not ok, what would lose data, or will.
     """
 
     state: str
@@ -122,7 +122,7 @@ class AdminHealthOperations:
             "state": self._health.state["store"],
             "since": self._health.since["store"],
             "heard_ms": milliseconds(now - self._health.store_heard_at),
-            "problems": [fault.text for fault in self._health.faults],
+            "problems": self._health.store_problems,
         }
 
 

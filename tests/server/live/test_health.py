@@ -1,13 +1,15 @@
 """Whether Redis can be used: it answers, takes writes, and is what it was when it was checked."""
 
+import shutil
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
 
 from server.config.intervals import Intervals
-from server.live.health import Health
+from server.live.health import Health, is_nearly_full
 from server.live.hub import Hub
 from server.telemetry.metrics import Metrics
 from sessions.connection.client import RedisClient
@@ -53,6 +55,42 @@ async def test_a_redis_that_takes_no_writes_is_unavailable_until_it_does(
     await store.client.call("CONFIG", "SET", "maxmemory", "0")
     await health.check()
     assert health.problems == {}
+
+
+async def test_why_redis_cannot_be_used_is_logged_and_told_to_admins_alone(
+    store: SessionStore,
+) -> None:
+    health = health_of(store)
+    await health.check()
+    await store.client.call("CONFIG", "SET", "maxmemory", "1")
+    health._wrote_at = float("-inf")
+    with capture_logs() as logs:
+        await health.check()
+    (line,) = logs
+    assert (line["event"], line["store"]) == ("connection degraded", "unavailable")
+    assert "not allowed when used memory > 'maxmemory'" in line["reason"]
+    assert health.store_problems[0] == line["reason"]
+    assert health.problems == {"store": "unavailable"}  # what everybody may read
+    await store.client.call("CONFIG", "SET", "maxmemory", "0")
+    await health.check()
+    assert health.store_problems == []
+
+
+async def test_a_disk_that_is_nearly_full_is_told_while_everything_works(
+    store: SessionStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    total, free = 100 << 30, [50 << 30]
+    usage = lambda folder: shutil._ntuple_diskusage(total, total - free[0], free[0])  # noqa: E731
+    monkeypatch.setattr("server.live.health.shutil.disk_usage", usage)
+    health = health_of(store, folder=tmp_path)
+    for left, problems in ((2 << 30, []), (1 << 29, ["nearly full"]), (50 << 30, [])):
+        free[0] = left
+        with capture_logs() as logs:
+            await health.check()
+        told = [line["event"] for line in logs if "disk" in line["event"]]
+        assert [text[-11:] for text in health.store_problems] == problems == [t[-11:] for t in told]
+        assert health.problems == {}
+    assert not is_nearly_full(tmp_path / "gone")
 
 
 async def test_a_start_is_logged_as_connected_and_only_what_was_lost_as_restored(

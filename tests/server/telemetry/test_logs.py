@@ -114,3 +114,44 @@ for level in ("info", "debug", "error", "loud", "warning"):
     for line in said:
         by_level[line["at"]] += line["event"]
     assert by_level == {"info": "iwe", "debug": "diwe", "error": "e", "loud": "e", "warning": "we"}
+
+
+SMALL = """
+import os, resource, signal, sys
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # a write beyond the limit fails, as on a full disk
+from server.telemetry.logs import Losses, configure_logs
+configure_logs("info", sys.argv[1], "worker-1")
+import structlog
+_, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
+for number in range(20):
+    structlog.get_logger("server").info("response created", number=number)
+lost = Losses.now
+resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+structlog.get_logger("server").info("there is room again", lost=lost, now=Losses.now)
+print(lost, Losses.now, Losses.total)
+"""
+
+
+@pytest.mark.parametrize("log_format", ["json", "text"])
+def test_a_log_says_how_many_lines_it_has_lost_when_it_takes_some_again(
+    tmp_path: Path, log_format: str
+) -> None:
+    path = tmp_path / "log"
+    with path.open("ab") as log:
+        done = subprocess.run(
+            [sys.executable, "-c", SMALL, log_format],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            timeout=PATIENCE,
+            check=True,
+        )
+    said = done.stdout.decode().split("\n")[0 if log_format == "text" else -2]
+    lost, now, total = map(int, (json.loads(said)["event"] if "{" in said else said).split())
+    assert 5 < lost == total and now == 0
+    *_, _cut, told, last = path.read_text().splitlines()
+    assert f"{lost} lines of this log are lost" in told and "there is room again" in last
+    assert "response created" not in told
+    if log_format == "json":
+        assert json.loads(told)["level"] == "warning" and json.loads(last)["lost"] == lost

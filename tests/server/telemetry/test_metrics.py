@@ -10,7 +10,7 @@ from engine.core.metrics import CoreMetrics
 from server.config.models import ModelState, ModelStatus
 from server.engines.placement.figures import EngineFigures
 from server.telemetry.engine_figures import EnginesCollector
-from server.telemetry.metrics import Metrics, SpanCollector, StoreCollector
+from server.telemetry.metrics import LogCollector, Metrics, SpanCollector, StoreCollector
 from tests.engine.helpers.fakes import make_scheduler
 from tests.helpers.root import ROOT
 
@@ -115,6 +115,7 @@ def exported() -> dict[str, str]:
     metrics.registry.register(EnginesCollector(lambda: {"a": [engine]}))
     metrics.models.statuses = [ModelStatus(name=name, kind="native") for name in ("a", "b")]
     metrics.models.cores = {"a": CoreMetrics("a", "cpu").snapshot(make_scheduler())}
+    metrics.registry.register(LogCollector())
     metrics.registry.register(StoreCollector(lambda: 0))
     metrics.registry.register(SpanCollector(SimpleNamespace(num_sent=0, num_dropped=0)))
     metrics.engine.values = CoreMetrics("model", "cpu").snapshot(make_scheduler())

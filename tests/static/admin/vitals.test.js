@@ -42,6 +42,8 @@ test("a Redis that is frozen is silent before it is known to be away", () => {
   assert.equal(said(vitals({ redis: frozen }))[0], "Redis: bad, silent for 2 s");
   const away = { ...TOLD.redis, state: "unavailable", since: AT - 7000, heard_ms: 8000 };
   assert.equal(said(vitals({ redis: away }))[0], "Redis: bad, away for 7 s");
+  const full = { ...away, problems: ["MISCONF its disk is full"] };
+  assert.equal(said(vitals({ redis: full }))[0], "Redis: bad, away for 7 s: MISCONF its disk is full");
 });
 
 test("what is wrong with Redis although it answers is told", () => {
@@ -74,4 +76,9 @@ test("of many workers those that are well are one, with the oldest word of their
   const replicas = Array.from({ length: 9 }, (_, pid) => worker(pid + 1, { seen_at: pid === 4 ? 3000 : 4900 }));
   replicas[8] = worker(9, { draining: 1 });
   assert.deepEqual(said(vitals({ replicas })).slice(2), ["8 workers: good, 2 s", "Worker vm · 9: warn, draining"]);
+});
+
+test("a worker whose log takes nothing more says so", () => {
+  const replicas = [worker(1, { log_lines_lost: 3 }), worker(2)];
+  assert.equal(said(vitals({ replicas }))[2], "Worker vm · 1: warn, its log takes nothing more");
 });

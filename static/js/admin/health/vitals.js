@@ -39,7 +39,9 @@ export function vitalsOf(told, workers, toldAt, now) {
 
 function redisVital({ state, since: changedAt, heard_ms: heard, problems }, since, now) {
   const part = { key: "redis", label: "Redis" };
-  if (state !== "ok") return { ...part, tone: "bad", word: `away for ${duration(now - changedAt)}` };
+  if (state !== "ok") {
+    return { ...part, tone: "bad", word: [`away for ${duration(now - changedAt)}`, ...problems].join(": ") };
+  }
   if (heard + since > QUIET_MS) return { ...part, tone: "bad", word: `silent for ${duration(heard + since)}` };
   if (problems.length) return { ...part, tone: "warn", word: problems.join("; ") };
   return { ...part, tone: "good", word: duration(heard + since) };
@@ -67,6 +69,7 @@ function workerVital(worker, workers, now) {
   const age = workers.age(worker, now);
   if (age > QUIET_MS) return { ...part, tone: "bad", word: `silent for ${duration(age)}` };
   if (worker.draining) return { ...part, tone: "warn", word: "draining" };
+  if (worker.log_lines_lost) return { ...part, tone: "warn", word: "its log takes nothing more" };
   return { ...part, tone: "good", word: duration(age) };
 }
 

@@ -61,7 +61,7 @@ def operations(replicas: Replicas) -> AdminHealthOperations:
     context.health.state = {"store": "ok"}
     context.health.since = {"store": 1_000}
     context.health.store_heard_at = time.monotonic()
-    context.health.faults = ()
+    context.health.store_problems = []
     return AdminHealthOperations(context, MagicMock(replicas=replicas, listing=Listing()))
 
 
