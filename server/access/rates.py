@@ -6,14 +6,19 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
+import structlog
+
 from server.config.limits import Limits
 from server.protocol.errors import ApiError
 from server.protocol.objects import RateLimit
 from sessions.model.quotas import Budget
 
+logger = structlog.get_logger("server")
+
 MAX_OWNERS = 10_000
 BURST_SECONDS = 2  # a bucket holds what two seconds bring
 PLACE_RETRY_MS = 2000  # for one who finds no place
+REFUSED_SECONDS = 60.0  # so long refused connections are counted; each time one line is logged
 
 
 class TokenBucket:
@@ -155,34 +160,64 @@ class Places:
 
 @dataclass(slots=True)
 class ConnectionCounter:
-    """Open connections by user and by address, and handshakes by address, of one worker."""
+    """Open connections by user and by address, and handshakes by address, of one worker.
+
+    And those of an address that were refused of late.
+    """
 
     limits: Limits
     users: Counter[str] = field(default_factory=Counter)
     addresses: Counter[str] = field(default_factory=Counter)
     handshakes: TokenBuckets = field(init=False)
     num_open: int = 0
+    _refused: Counter[str] = field(default_factory=Counter)
+    _refused_since: float = float("-inf")
 
     def __post_init__(self) -> None:
         self.handshakes = TokenBuckets(self.limits.max_handshakes_per_s)
 
     def allow_handshake(self, address: str) -> bool:
-        return not self.limits.max_handshakes_per_s or self.handshakes.of(address).take()
+        if not self.limits.max_handshakes_per_s or self.handshakes.of(address).take():
+            return True
+        self._note_refused("max_handshakes_per_s", address)
+        return False
 
     def enter(self, uid: str, address: str) -> bool:
-        """Count a connection; False, and nothing counted, beyond a limit. Pair with `leave`."""
-        limits = self.limits
-        if limits.max_connections and self.num_open >= limits.max_connections:
-            return False
-        if limits.max_connections_per_user and self.users[uid] >= limits.max_connections_per_user:
-            return False
-        per_address = limits.max_connections_per_address
-        if per_address and self.addresses[address] >= per_address:
-            return False
+        """Count a connection; False, and not counted as one, beyond a limit. Pair with `leave`."""
+        for limit, count in (
+            ("max_connections", self.num_open),
+            ("max_connections_per_user", self.users[uid]),
+            ("max_connections_per_address", self.addresses[address]),
+        ):
+            if 0 < getattr(self.limits, limit) <= count:
+                self._note_refused(limit, address, uid)
+                return False
         self.num_open += 1
         self.users[uid] += 1
         self.addresses[address] += 1
         return True
+
+    def refused(self) -> Counter[str]:
+        """Connections of the present minute that were refused, by address."""
+        self._forget_refused()
+        return self._refused
+
+    def _note_refused(self, limit: str, address: str, uid: str = "") -> None:
+        """Whoever floods is named once a minute: a log is no place for each of them."""
+        if self._forget_refused():
+            self._refused_since = time.monotonic()
+            named = {"user": uid} if uid else {}
+            setting = f"PARLEY_{limit.upper()}"
+            logger.warning("connections are refused", limit=setting, address=address, **named)
+        if address in self._refused or len(self._refused) < MAX_OWNERS:
+            self._refused[address] += 1
+
+    def _forget_refused(self) -> bool:
+        """Whether the last minute with a refusal is over."""
+        is_over = time.monotonic() - self._refused_since >= REFUSED_SECONDS
+        if is_over:
+            self._refused.clear()
+        return is_over
 
     def leave(self, uid: str, address: str) -> None:
         self.num_open -= 1

@@ -19,6 +19,7 @@ from starlette.responses import Response
 from starlette.routing import Mount, Route, WebSocketRoute
 from starlette.types import ASGIApp
 
+from server.access.busiest import busiest, encoded
 from server.access.rates import TokenBuckets
 from server.api.responses.socket.endpoint import ResponsesSocket
 from server.api.rest.event_stream import HttpViewer
@@ -197,6 +198,9 @@ class Worker:
             "draining": int(self.runs.draining),
             "log_level": log_level(),
             "log_lines_lost": Losses.now,
+            "busiest": encoded(
+                busiest(self.services.connections, (uid for uid, _ in self._slots()))
+            ),
             "connections": len(self.connections),
             "active_responses": self.runs.num_active,
             "queued_responses": sum(run.status == "queued" for run in self.runs.all()),

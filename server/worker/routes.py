@@ -9,6 +9,7 @@ from server.api.admin.adapters import AdminAdapterOperations
 from server.api.admin.engines import AdminEngineOperations
 from server.api.admin.health import AdminHealthOperations
 from server.api.admin.manage.audit import AdminAuditOperations
+from server.api.admin.manage.busiest import AdminBusiestOperations
 from server.api.admin.manage.groups import AdminGroupOperations
 from server.api.admin.manage.notices import AdminNoticeOperations
 from server.api.admin.manage.quotas import AdminQuotaOperations
@@ -79,6 +80,7 @@ def admin_operations(context: ApiContext) -> list[Operation]:
         *AdminReplicaOperations(admin, services.store).operations(),
         *AdminWorkerOperations(admin, services.store).operations(),
         *AdminAuditOperations(admin).operations(),
+        *AdminBusiestOperations(admin).operations(),
         *AdminShareOperations(admin, services.store).operations(),
         *AdminNoticeOperations(admin).operations(),
         *AdminSettingsOperations(services.settings).operations(),

@@ -65,6 +65,11 @@ class Admin:
         stopped = await asyncio.gather(*map(self._stop, reversed(live.ids)))
         return [record for record in stopped if record is not None]
 
+    async def stop_all(self, uid: str) -> None:
+        """Stop what runs and waits in all sessions of a user. What is queued there stays."""
+        runs = await self.listing.live_runs()
+        await asyncio.gather(*(self._stop(run.response_id) for run in runs if run.uid == uid))
+
     async def _stop(self, response_id: str) -> RunRecord | None:
         """Stop one answer and wait a while for its end; None if it is gone."""
         if (run := self._services.runs.local(response_id)) is not None:

@@ -70,7 +70,8 @@ class CreateUserBody(Struct, frozen=True):
 
 
 class UpdateUserBody(Struct, frozen=True):
-    """What is given is changed; open connections end if roles do, or with `disabled`.
+    """What is given is changed; open connections end if roles do, or with `disabled`, and with that
+    the user's answers are stopped.
 
     `quotas` are replaced together.
     """
@@ -224,6 +225,8 @@ class AdminUserOperations:
             user.uid, name=name, roles=roles, disabled=body.disabled, quotas=quotas
         )
         self._store.allowances.forget()
+        if body.disabled:
+            await self._admin.stop_all(user.uid)
         return json_response(await self._details(changed))
 
     async def delete(self, call: Call) -> Response:

@@ -113,4 +113,8 @@ def replica_wire(replica: Replica) -> dict[str, Any]:
 
 
 def _numbers(figures: Mapping[str, str]) -> dict[str, str | int]:
-    return {name: int(text) if text.isdecimal() else text for name, text in figures.items()}
+    return {
+        name: int(text) if text.isdecimal() else text
+        for name, text in figures.items()
+        if name != "busiest"  # which has a route of its own
+    }

@@ -1,6 +1,7 @@
 """`TokenBucket`, `Places` and `ConnectionCounter`, by a clock that the test moves."""
 
 import pytest
+from structlog.testing import capture_logs
 
 from server.access import rates as limits
 from server.access.rates import ConnectionCounter, Places, TokenBucket, limit_headers
@@ -190,3 +191,22 @@ def test_limits_are_told_in_the_words_of_openai(seconds: float, said: str) -> No
         (b"x-ratelimit-remaining-requests", b"7"),
         (b"x-ratelimit-reset-requests", said.encode()),
     ]
+
+
+def test_refused_connections_are_counted_for_a_minute_and_logged_once(clock: Clock) -> None:
+    limits = Limits(max_connections_per_user=1, max_handshakes_per_s=1)
+    counter = ConnectionCounter(limits)
+    assert counter.enter("alice", "1.1.1.1")
+    with capture_logs() as logs:
+        for _ in range(3):
+            assert not counter.enter("alice", "2.2.2.2")
+        while counter.allow_handshake("3.3.3.3"):
+            pass
+        assert counter.refused() == {"2.2.2.2": 3, "3.3.3.3": 1}
+        clock.now += 60
+        assert counter.refused() == {}
+        assert not counter.enter("alice", "2.2.2.2")
+    assert [(line["event"], line["limit"]) for line in logs] == [
+        ("connections are refused", "PARLEY_MAX_CONNECTIONS_PER_USER")
+    ] * 2
+    assert (logs[0]["user"], logs[0]["address"]) == ("alice", "2.2.2.2")

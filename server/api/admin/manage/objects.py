@@ -103,6 +103,29 @@ class Restarting(Struct, frozen=True):
     id: str
 
 
+class BusyUser(Struct, frozen=True):
+    """`answers` that run or wait for the engine."""
+
+    user: UserName
+    connections: Count
+    answers: Count
+
+
+class BusyAddress(Struct, frozen=True):
+    """`refused`: connections of the present minute."""
+
+    address: str
+    connections: Count
+    refused: Count
+
+
+class BusiestObject(Struct, frozen=True):
+    """As the workers said half a second ago, each of a few; whoever is most first."""
+
+    users: list[BusyUser]
+    addresses: list[BusyAddress]
+
+
 class QuotaLimits(Struct, frozen=True):
     """The same for every user; null means unlimited."""
 

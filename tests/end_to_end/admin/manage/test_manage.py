@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 
 from tests.end_to_end.clients.http_client import Http, ask_and_follow, code_of
-from tests.end_to_end.clients.operators import audit, for_new_user, new_user
+from tests.end_to_end.clients.operators import answering, audit, for_new_user, new_user
 from tests.end_to_end.site.harness import Client, Server
+from tests.end_to_end.site.wiring import at_both
 from tests.helpers.patience import PATIENCE
 from tests.helpers.tiny_model import oracle_word
 
@@ -100,6 +101,33 @@ async def test_what_a_user_stores_is_added_up(two_workers: Server, admin: Http) 
     unknown = f"/v1/admin/users/usr_{'A' * 22}/storage"
     assert code_of(await admin.get(unknown)) == (404, "not_found")
     assert (await admin.get("/v1/admin/users/local/storage")).status_code == 200
+
+
+# ---- who floods ---------------------------------------------------------------------------------
+
+
+async def test_who_asks_most_is_named_and_disabling_them_ends_all_of_it(
+    two_workers: Server, admin: Http
+) -> None:
+    user = await new_user(admin, name=HOSTILE)
+    async with at_both(two_workers, token=user["token"]) as sockets:
+        asked = [await answering(socket) for socket in sockets]
+        async with asyncio.timeout(PATIENCE):
+            while True:
+                told = (await admin.get("/v1/admin/busiest")).json()
+                rows = [row for row in told["users"] if row["user"]["id"] == user["id"]]
+                if rows and (rows[0]["connections"], rows[0]["answers"]) == (2, 2):
+                    break
+                await asyncio.sleep(0.05)  # workers say it twice a second
+        assert rows[0]["user"]["name"] == HOSTILE
+        assert sum(row["connections"] for row in told["addresses"]) >= 2
+        path = f"/v1/admin/users/{user['id']}"
+        assert (await admin.ask("PATCH", path, json={"disabled": True})).status_code == 200
+        for _, response in asked:
+            ended = (await admin.get(f"/v1/admin/responses/{response}")).json()
+            assert (ended["status"], ended["reason"]) == ("cancelled", "admin_cancelled")
+        assert {await socket.closed() for socket in sockets} == {4403}
+    assert (await audit(admin, user["id"]))[:2] == ["user.update", "user.create"]
 
 
 # ---- a notice to all users ----------------------------------------------------------------------
@@ -200,6 +228,7 @@ async def test_without_the_right_nothing_is_managed(two_workers: Server, admin: 
             ("PUT", "notice"),
             ("DELETE", "notice"),
             ("GET", "settings"),
+            ("GET", "busiest"),
         ):
             answer = await http.ask(method, f"/v1/admin/{path}", json={})
             assert code_of(answer) == (403, "forbidden"), path
