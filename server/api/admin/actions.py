@@ -67,8 +67,16 @@ class Admin:
 
     async def stop_all(self, uid: str) -> None:
         """Stop what runs and waits in all sessions of a user. What is queued there stays."""
-        runs = await self.listing.live_runs()
-        await asyncio.gather(*(self._stop(run.response_id) for run in runs if run.uid == uid))
+        await asyncio.gather(*map(self._stop, await self._answers_of(uid)))
+
+    async def count_all(self, uid: str) -> None:
+        """Have what runs count in limits that are new for this user: there it was not counted."""
+        limit = self._services.limits.max_active_responses_per_user
+        for response_id in await self._answers_of(uid):
+            await self._store.slots.renew(uid, response_id, limit)
+
+    async def _answers_of(self, uid: str) -> list[str]:
+        return [run.response_id for run in await self.listing.live_runs() if run.uid == uid]
 
     async def _stop(self, response_id: str) -> RunRecord | None:
         """Stop one answer and wait a while for its end; None if it is gone."""

@@ -227,6 +227,8 @@ class AdminUserOperations:
         self._store.allowances.forget()
         if body.disabled:
             await self._admin.stop_all(user.uid)
+        elif quotas is not None:
+            await self._admin.count_all(user.uid)
         return json_response(await self._details(changed))
 
     async def delete(self, call: Call) -> Response:

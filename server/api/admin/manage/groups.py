@@ -168,6 +168,7 @@ class AdminGroupOperations:
         group, user = await self._group(call), await self._user(call)
         await self._note(call, "group.join", group.gid, user.uid)
         await self._groups.join(group.gid, user.uid)
+        await self._admin.count_all(user.uid)
         name = {"id": user.uid, "name": user.name}
         return json_response({"group": group.gid, "user": name})
 

@@ -1,16 +1,19 @@
 """What admins set and see of quotas: groups, users' own, tokens with a purpose; on two workers."""
 
+import asyncio
 from typing import Any
 
 import pytest
 
 from tests.end_to_end.clients.http_client import Http, code_of, fresh_key
-from tests.end_to_end.clients.operators import audit, new_user
-from tests.end_to_end.site.harness import Server
+from tests.end_to_end.clients.operators import answering, audit, new_user
+from tests.end_to_end.site.harness import Client, Server
+from tests.helpers.patience import PATIENCE
 from tests.helpers.tiny_model import oracle_word
 
 HOSTILE = '<img src=x onerror="alert(1)">'
 UNKNOWN_GROUP = "grp_" + "A" * 22
+SHORT = {"on_busy": "queue", "settings": {"max_output_tokens": 1}}
 ANY = {"tokens_per_day": None, "sessions": None, "answers": None}
 
 
@@ -98,6 +101,32 @@ async def test_a_users_own_quotas_are_set_and_taken_back(two_workers: Server, ad
     freed = (await admin.ask("PATCH", path, json={"quotas": {}})).json()
     assert freed["quotas"] == ANY
     assert (await audit(admin, ada["id"]))[:2] == ["user.update", "user.update"]
+
+
+@pytest.mark.parametrize("whose", ["user", "group"])
+async def test_a_quota_that_is_new_counts_the_answers_that_run_already(
+    two_workers: Server, admin: Http, whose: str
+) -> None:
+    ada, group = await new_user(admin), await new_group(admin, answers=1)
+    async with Client(two_workers, token=ada["token"]) as client:
+        _, response = await answering(client)
+        if whose == "user":
+            path = f"/v1/admin/users/{ada['id']}"
+            await admin.ask("PATCH", path, json={"quotas": {"answers": 1}})
+        else:
+            await join(admin, group, ada)
+        async with Http(two_workers, ada["token"]) as http:
+            session = (await http.new_session())["id"]
+            path = f"/v1/sessions/{session}/responses"
+            async with asyncio.timeout(PATIENCE):
+                while True:  # within seconds at the worker that has not made the change
+                    refused = await http.post(path, {"input": "5", **SHORT}, headers=fresh_key())
+                    if refused.status_code != 202:
+                        break
+                    await asyncio.sleep(0.1)
+            assert refused.json()["error"]["quota"] == f"{whose}.answers"
+        await client.send("stop", response_id=response)
+        await client.done(response)
 
 
 async def test_the_list_of_quotas_has_a_users_own_and_those_of_the_group(admin: Http) -> None:
