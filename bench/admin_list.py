@@ -16,7 +16,8 @@ import msgspec
 from rich.console import Console
 
 from bench.harness.report import Figure, percentile, report
-from server.telemetry.stats import CORE_COUNTS, LONG_STEP_SECONDS, STEP_SECONDS, Sample, read_series
+from server.telemetry.past import Past
+from server.telemetry.stats import CORE_COUNTS, LONG_STEP_SECONDS, STEP_SECONDS, Sample
 from sessions.connection.embedded import EmbeddedRedis
 from sessions.directory.finding.names import UserNames
 from sessions.directory.listing import Listing
@@ -69,7 +70,7 @@ def views_of(store: SessionStore) -> dict[str, View]:
     listing = Listing(store.client, store.keys)
     names = UserNames(store.client, store.keys)
     replicas = Replicas(store.client, store.keys)
-    samples = Samples(store.client, store.keys)
+    past = Past(Samples(store.client, store.keys))
     numbers = itertools.count()
     cursor: str | None = None
 
@@ -94,9 +95,9 @@ def views_of(store: SessionStore) -> dict[str, View]:
     async def health() -> None:
         await asyncio.gather(replicas.roll(), listing.num_sessions())
 
-    def past(span: Span) -> View:
+    def figures(span: Span) -> View:
         async def read() -> None:
-            _, series = await read_series(samples, span)
+            _, series = await past.read(span)
             assert series["connections"]
 
         return read
@@ -109,7 +110,7 @@ def views_of(store: SessionStore) -> dict[str, View]:
         f"a page of {PAGE} by a part of a title": by_title,
         "2,000 titles without a match": by_rare_title,
         "who is there, and how many sessions": health,
-        **{f"figures of {span}, {NUM_WORKERS} workers": past(span) for span in SPAN_MS},
+        **{f"figures of {span}, {NUM_WORKERS} workers": figures(span) for span in SPAN_MS},
     }
 
 

@@ -1,4 +1,4 @@
-"""The recent past of all workers: each stores samples of its figures, a reader adds them up.
+"""Samples: what each worker stores of its figures, of which `past.py` makes the past of all.
 
 A sample holds the state at its moment, and what has happened since the sample before. Those of the
 longest spans are made of the samples of a day: each grows until its step is over.
@@ -6,15 +6,14 @@ longest spans are made of the samples of a day: each grows until its step is ove
 
 import asyncio
 import time
-from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 import msgspec
 import structlog
 
 from server.engines.models import Models
 from server.telemetry.metrics import Metrics
-from sessions.directory.samples import SPAN_MS, Samples, Span
+from sessions.directory.samples import Samples, Span
 from sessions.model.errors import StoreUnavailable
 
 logger = structlog.get_logger("server")
@@ -22,7 +21,6 @@ logger = structlog.get_logger("server")
 STEP_SECONDS: dict[Span, int] = {"15m": 10, "24h": 300}  # between two samples, and two points
 LONG_STEP_SECONDS: dict[Span, int] = {"7d": 1800, "30d": 7200}  # between two points
 SOURCE: Span = "24h"  # of the long spans
-MAX_AT_ONCE = 100  # samples, or points, in one turn of the event loop
 SUMMED = ("connections", "active_responses", "queued_responses")
 # A core's figures, which each worker of its host has: name in a sample → counter of the core.
 CORE_COUNTS = {
@@ -31,9 +29,7 @@ CORE_COUNTS = {
     "cache_hits_per_s": "prefix_cache_hits_total",
     "cache_queries_per_s": "prefix_cache_queries_total",
 }
-PERCENTILES = {"ttft_ms": (50, 95, 99), "inter_token_ms": (50, 99), "stop_ms": (50, 99)}
 
-Series = dict[str, list[float | None]]
 Totals = dict[tuple[str, str], float]  # (kind or histogram, name or bound) → since the start
 
 
@@ -195,89 +191,3 @@ def joined(one: Sample, other: Sample) -> Sample:
 
 def _sum(one: Mapping[str, float], other: Mapping[str, float]) -> dict[str, float]:
     return {name: one.get(name, 0.0) + other.get(name, 0.0) for name in {**one, **other}}
-
-
-async def read_series(samples: Samples, span: Span) -> tuple[list[int], Series]:
-    """The moments (ms) of a span, and for each series one value for each of them.
-
-    None where nothing was measured. Workers are added up, and so are cores, one for each host.
-    """
-    is_long = span in LONG_STEP_SECONDS
-    step_ms = (LONG_STEP_SECONDS if is_long else STEP_SECONDS)[span] * 1000
-    last = time.time_ns() // 1_000_000 // step_ms * step_ms
-    first = last - SPAN_MS[span] + step_ms
-    points: dict[int, list[Sample]] = {}
-    for number, body in enumerate(await samples.since(span, first - 1)):
-        if number % MAX_AT_ONCE == 0:
-            await asyncio.sleep(0)  # answers come first
-        sample = msgspec.json.decode(body, type=Sample)
-        points.setdefault(sample.at // step_ms * step_ms, []).append(sample)
-    moments = list(range(first, last + 1, step_ms))
-    value_of = long_point_of if is_long else point_of
-    values = []
-    for number, at in enumerate(moments):
-        if number % MAX_AT_ONCE == 0:
-            await asyncio.sleep(0)
-        values.append(value_of(points[at]) if at in points else {})
-    names = sorted({name for point in values for name in point})
-    return moments, {name: [point.get(name) for point in values] for name in names}
-
-
-def long_point_of(samples: Sequence[Sample]) -> dict[str, float]:
-    """The same of a long step, in which workers come and go: each counts by its time there."""
-    newest = {sample.replica: sample for sample in samples}
-    begin = min(sample.at - sample.seconds * 1000 for sample in newest.values())
-    covered = max(1.0, max(sample.at for sample in newest.values()) - begin) / 1000
-    weighted = []
-    for sample in newest.values():
-        share = min(1.0, sample.seconds / covered)
-        summed = {name: sample.now.get(name, 0.0) * share for name in SUMMED}
-        weighted.append(msgspec.structs.replace(sample, now={**sample.now, **summed}))
-    return point_of(weighted)
-
-
-def point_of(samples: Sequence[Sample]) -> dict[str, float]:
-    """The values of one moment, by the name of their series."""
-    newest = {sample.replica: sample for sample in samples}  # of two in one step, the later one
-    point: defaultdict[str, float] = defaultdict(float)
-    cores: dict[str, dict[str, float]] = {}
-    times: dict[str, Counter[float]] = {}
-    for sample in newest.values():
-        _add(point, {name: sample.now.get(name, 0.0) for name in SUMMED})
-        core = cores.setdefault(sample.host, dict.fromkeys(CORE_COUNTS, 0.0))
-        rates = {name: tokens / max(sample.seconds, 0.001) for name, tokens in sample.core.items()}
-        for name, value in {**sample.now, **rates}.items():
-            if name not in SUMMED:
-                core[name] = max(value, core.get(name, 0.0))
-    for core in cores.values():
-        _add(point, core)
-    point["kv_usage"] /= len(cores)
-    if point["cache_queries_per_s"] > 0:
-        point["cache_hit_ratio"] = point["cache_hits_per_s"] / point["cache_queries_per_s"]
-    for sample in samples:
-        _add(point, sample.counts)
-        for name, bounds in sample.times.items():
-            counted = times.setdefault(name, Counter())
-            for bound, number in bounds.items():
-                counted[float(bound)] += int(number)
-    for name, counted in times.items():
-        for percent in PERCENTILES.get(name, ()):
-            point[f"{name}.p{percent}"] = percentile_ms(counted, percent)
-    return {name: round(value, 4) for name, value in point.items()}
-
-
-def _add(point: defaultdict[str, float], values: Mapping[str, float]) -> None:
-    for name, value in values.items():
-        point[name] += value
-
-
-def percentile_ms(counted: Mapping[float, float], percent: int) -> float:
-    """The bound that so many percent did not exceed; of the widest bucket, the bound below."""
-    wanted = sum(counted.values()) * percent / 100
-    reached, finite = 0.0, 0.0
-    for bound in sorted(counted):
-        reached += counted[bound]
-        finite = bound if bound != float("inf") else finite
-        if reached >= wanted:
-            break
-    return finite * 1000

@@ -46,8 +46,8 @@ class Samples:
             ("PEXPIRE", key, SPAN_MS[span]),
         )
 
-    async def since(self, span: Span, at: int) -> list[bytes]:
-        """The samples after that moment, oldest first."""
+    async def since(self, span: Span, at: int) -> list[tuple[int, bytes]]:
+        """The samples after that moment with their own, oldest first."""
         key = self._keys.samples(span)
-        found = await self._client.call("ZRANGEBYSCORE", key, f"({at}", "+inf")
-        return [bytes(body) for body in found]
+        found = await self._client.call("ZRANGEBYSCORE", key, f"({at}", "+inf", "WITHSCORES")
+        return [(int(moment), body) for body, moment in found]

@@ -11,7 +11,7 @@ from server.api.admin.objects import Draining, Replicas, Stats
 from server.api.admin.sessions import StopBody, actor_of, reason_of
 from server.api.rest.operation import Access, Call, Operation, json_response
 from server.protocol.errors import ApiError
-from server.telemetry.stats import read_series
+from server.telemetry.past import Past
 from sessions.directory.replicas import Replica, Roll
 from sessions.directory.samples import Span
 from sessions.store.store import SessionStore
@@ -29,6 +29,7 @@ class AdminReplicaOperations:
     def __init__(self, admin: Admin, store: SessionStore) -> None:
         self._admin = admin
         self._store = store
+        self._past = Past(admin.samples)
 
     def operations(self) -> list[Operation]:
         return [
@@ -83,7 +84,7 @@ class AdminReplicaOperations:
             "queued_responses": sum(run.status == "queued" for run in runs),
             **{name: sum(one.get(name, 0) for one in replicas) for name in SUMMED},
         }
-        moments, series = await read_series(self._admin.samples, call.query.range)
+        moments, series = await self._past.read(call.query.range)
         past = {"range": call.query.range, "at": moments, "series": series}
         return json_response({**past, "live": live, **roll})
 
