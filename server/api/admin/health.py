@@ -101,7 +101,7 @@ class AdminHealthOperations:
                 "live": {
                     "replicas": len(replicas),
                     "sessions": self._num_sessions,
-                    **{name: sum(one.get(name, 0) for one in replicas) for name in LIVE},
+                    **{name: sum(one.get(name, 0) for one in replicas) for name in SUMMED},
                 },
                 **self._roll,
             }
@@ -124,9 +124,6 @@ class AdminHealthOperations:
             "heard_ms": milliseconds(now - self._health.store_heard_at),
             "problems": self._health.store_problems,
         }
-
-
-LIVE = (*SUMMED, "queued_responses")
 
 
 def engines_wire(models: Models, now: float) -> list[dict[str, Any]]:

@@ -16,7 +16,8 @@ from sessions.directory.replicas import Replica, Roll
 from sessions.directory.samples import Span
 from sessions.store.store import SessionStore
 
-SUMMED = ("connections", "active_responses")  # of the workers; an engine's figures are one core's
+# Of the workers; an engine's figures are one core's.
+SUMMED = ("connections", "active_responses", "queued_responses")
 
 
 class StatsQuery(Struct, frozen=True):
@@ -76,12 +77,9 @@ class AdminReplicaOperations:
     async def stats(self, call: Call) -> Response:
         roll = roll_wire(await self._admin.replicas.roll())
         replicas = roll["replicas"]
-        listing = self._admin.listing
-        runs = await listing.live_runs()
         live = {
             "replicas": len(replicas),
-            "sessions": await listing.num_sessions(),
-            "queued_responses": sum(run.status == "queued" for run in runs),
+            "sessions": await self._admin.listing.num_sessions(),
             **{name: sum(one.get(name, 0) for one in replicas) for name in SUMMED},
         }
         moments, series = await self._past.read(call.query.range)
