@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 from sessions.connection.client import RedisClient
 from sessions.indexes.indexes import Indexes, local_ms
@@ -21,8 +21,13 @@ from sessions.model.keys import INDEX_GRACE_MS, SHARDS, Keys
 from sessions.model.records import LIVE_STATUSES, Message, RunRecord
 
 MAX_EXAMINED: Final = 2000  # sessions that one page looks at for a filter that no index answers
-TITLES_AT_ONCE: Final = 500
-Order = Literal["age", "-age", "tokens", "-tokens", "rate", "-rate"]
+EXAMINED_AT_ONCE: Final = 500
+# fmt: off
+Order = Literal[
+    "age", "-age", "tokens", "-tokens", "rate", "-rate",
+    "user", "-user", "model", "-model", "worker", "-worker", "state", "-state",
+]
+# fmt: on
 VIEWERS_MS: Final = 60_000  # a worker repeats its count of viewers well within that
 MESSAGES_AT_ONCE: Final = 100  # while an answer's message is looked for
 MAX_RUNS: Final = 20  # of one session, in its details
@@ -138,39 +143,39 @@ class Listing:
         *,
         uids: Sequence[str] | None = None,
         model: str | None = None,
+        oldest_first: bool = False,
     ) -> Listed:
         """Sessions, newest updated first: all of them, or some users', or those of a model.
 
-        With `model` a page may hold fewer than `limit` and still have a cursor.
+        A page of a model looks at so many sessions, as `titled` does.
         """
         keys = (
             [key(uid) for uid in uids for key in self._keys_of_user]
             if uids is not None
-            else [self._keys.sessions_shard(shard) for shard in SHARDS]
+            else self._shards
         )
+        if model is not None:
+            wanted = model.encode()
+            return await self._sought(
+                "model", lambda value: value == wanted, keys, limit, cursor, oldest_first
+            )
         position = parse_cursor(cursor)
         rows: list[_Row] = []
         examined, now_ms, more = 0, 0, True
         while more and len(rows) < limit and examined < MAX_EXAMINED:
-            wanted = limit - len(rows) if model is None else limit
-            places = await newest_after(self._client, keys, position, wanted + 1)
-            more = len(places) > wanted
-            places = places[:wanted]
+            places = await newest_after(
+                self._client, keys, position, limit - len(rows) + 1, oldest_first=oldest_first
+            )
+            more = len(places) > limit - len(rows)
+            places = places[: limit - len(rows)]
             if not places:
                 break
             examined += len(places)
+            position = places[-1]
             found, now_ms = await self._rows(places)
-            for place, row in zip(places, found, strict=True):
-                if len(rows) == limit:
-                    more = True
-                    break
-                position = place
-                if row is not None and model in (None, row.values["model"]):
-                    rows.append(row)
+            rows += [row for row in found if row is not None]
         next_cursor = cursor_of(position) if more and position is not None else None
-        return Listed(
-            await self._listed(rows), next_cursor, now_ms, None if model is None else examined
-        )
+        return Listed(await self._listed(rows), next_cursor, now_ms)
 
     async def titled(self, text: str, limit: int = 50, cursor: str | None = None) -> Listed:
         """Those of all sessions whose title holds a text, newest updated first.
@@ -178,25 +183,43 @@ class Listing:
         A page looks at so many sessions; it may hold fewer than `limit` and still have a cursor.
         """
         wanted = text.casefold()
-        shards = [self._keys.sessions_shard(shard) for shard in SHARDS]
+        return await self._sought(
+            "title",
+            lambda title: wanted in title.decode().casefold(),
+            self._shards,
+            limit,
+            cursor,
+        )
+
+    async def _sought(
+        self,
+        field: str,
+        fits: Callable[[bytes], bool],
+        keys: Sequence[str],
+        limit: int,
+        cursor: str | None,
+        oldest_first: bool = False,
+    ) -> Listed:
+        """Those sessions of these indexes of which a field fits, where no index has that."""
         position = parse_cursor(cursor)
-        found: list[Place] = []
+        fitting: list[Place] = []
         examined, more = 0, True
-        while more and len(found) < limit and examined < MAX_EXAMINED:
-            places = await newest_after(self._client, shards, position, TITLES_AT_ONCE)
-            more = len(places) == TITLES_AT_ONCE
-            titles = await self._client.read_each(
-                self._of([session_id for _, session_id in places], "m"), "HGET", "title"
+        while more and len(fitting) < limit and examined < MAX_EXAMINED:
+            places = await newest_after(
+                self._client, keys, position, EXAMINED_AT_ONCE, oldest_first=oldest_first
             )
-            for place, title in zip(places, titles, strict=True):
+            more = len(places) == EXAMINED_AT_ONCE
+            ids = [session_id for _, session_id in places]
+            values = await self._client.read_each(self._of(ids, "m"), "HGET", field)
+            for place, value in zip(places, values, strict=True):
                 position = place
                 examined += 1
-                if title is not None and wanted in title.decode().casefold():
-                    found.append(place)
-                    if len(found) == limit:
+                if value is not None and fits(value):
+                    fitting.append(place)
+                    if len(fitting) == limit:
                         more = True
                         break
-        rows, now_ms = await self._rows(found)
+        rows, now_ms = await self._rows(fitting)
         next_cursor = cursor_of(position) if more and position is not None else None
         shown = await self._listed([row for row in rows if row is not None])
         return Listed(shown, next_cursor, now_ms, examined)
@@ -226,12 +249,35 @@ class Listing:
             rest = [place for place in places if position is None or place < position]
             more = cursor_of(rest[limit - 1]) if len(rest) > limit else None
         else:  # what it is ordered by changes: a cursor is how many were shown
-            places = _ordered(first.values(), order, await self._client.now_ms())
+            value = await self._value_of(order.strip("-"), first.values())
+            runs = sorted(first.values(), key=lambda run: run.place, reverse=True)
+            runs.sort(key=value, reverse=order.startswith("-"))
+            places = [run.place for run in runs]
             shown = 0 if position is None else position[0]
             rest = places[shown:]
             more = cursor_of((shown + limit, order.strip("-"))) if len(rest) > limit else None
         rows, now_ms = await self._rows(rest[:limit], keep_index=True)
         return Listed(await self._listed([row for row in rows if row is not None]), more, now_ms)
+
+    async def _value_of(self, name: str, runs: Iterable[LiveRun]) -> Callable[[LiveRun], Any]:
+        """What these answers are ordered by."""
+        match name:
+            case "user":
+                names = await self._user_names({run.uid for run in runs})
+                return lambda run: names.get(run.uid, run.uid).casefold()
+            case "rate":
+                now_ms = await self._client.now_ms()
+                return lambda run: run.tokens_per_s(now_ms) or 0.0
+            case "tokens":
+                return lambda run: run.num_tokens
+            case "model":
+                return lambda run: run.model
+            case "worker":
+                return lambda run: run.owner
+            case "state":
+                return lambda run: "stopping" if run.cancel else run.status
+            case _:  # the youngest comes first
+                return lambda run: -run.created_at
 
     async def live_runs(self) -> list[LiveRun]:
         """Every answer that has not ended, on whichever worker."""
@@ -275,13 +321,14 @@ class Listing:
 
     async def num_sessions(self) -> int:
         """How many sessions there are; exact, but for entries on their way in or out."""
-        return sum(
-            await self._client.read_each(
-                [self._keys.sessions_shard(shard) for shard in SHARDS], "ZCARD"
-            )
-        )
+        return sum(await self._client.read_each(self._shards, "ZCARD"))
 
     # ---- inside ---------------------------------------------------------------------------------
+
+    @property
+    def _shards(self) -> list[str]:
+        """Where all sessions are listed."""
+        return [self._keys.sessions_shard(shard) for shard in SHARDS]
 
     @property
     def _keys_of_user(self) -> tuple[Callable[[str], str], ...]:
@@ -339,15 +386,13 @@ class Listing:
         None waits where no answer is active, so only the busy are asked.
         """
         active = {rid: row.session_id for row in rows if (rid := row.values["active_response_id"])}
-        uids = list({row.values["uid"] for row in rows})
-        runs, lengths, names = await asyncio.gather(
+        runs, lengths, name_of = await asyncio.gather(
             self._runs(list(active)),
             self._client.read_each(self._of(active.values(), "q"), "LLEN"),
-            self._client.read_each([self._keys.user_record(uid) for uid in uids], "HGET", "name"),
+            self._user_names({row.values["uid"] for row in rows}),
         )
         run_of = {run.response_id: run for run in runs}
         num_queued = dict(zip(active.values(), lengths, strict=True))
-        name_of = {uid: name.decode() for uid, name in zip(uids, names, strict=True) if name}
         return tuple(
             _listed_session(
                 row,
@@ -358,24 +403,15 @@ class Listing:
             for row in rows
         )
 
+    async def _user_names(self, uids: Collection[str]) -> dict[str, str]:
+        """Those that Redis knows."""
+        names = await self._client.read_each(
+            [self._keys.user_record(uid) for uid in uids], "HGET", "name"
+        )
+        return {uid: name.decode() for uid, name in zip(uids, names, strict=True) if name}
+
     def _of(self, session_ids: Iterable[str], suffix: str) -> list[str]:
         return [self._keys.session(session_id, suffix) for session_id in session_ids]
-
-
-def _ordered(runs: Iterable[LiveRun], order: Order, now_ms: int) -> list[Place]:
-    """`age` is the youngest first, of figures the least; `-` the other way round."""
-
-    def value(run: LiveRun) -> float:
-        match order.strip("-"):
-            case "age":
-                return -run.created_at
-            case "tokens":
-                return run.num_tokens
-            case _:
-                return run.tokens_per_s(now_ms) or 0.0
-
-    is_reversed = order.startswith("-")
-    return [run.place for run in sorted(runs, key=value, reverse=is_reversed)]
 
 
 def _current(viewers: Sequence[bytes], oldest: int) -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""Pages of sorted sets, newest first: of one, or of many merged into one order.
+"""Pages of sorted sets, of one, or of many merged into one order.
 
 A place is `(score, member)`; members of one score are ordered by themselves, so a page may end
 between them and the next one begins after its last place.
@@ -19,14 +19,24 @@ _CURSOR: Final = re.compile(r"(\d{1,15}):([A-Za-z0-9_.@-]{1,128})\Z")
 
 
 async def newest_after(
-    client: RedisClient, keys: Sequence[str], position: Place | None, count: int
+    client: RedisClient,
+    keys: Sequence[str],
+    position: Place | None,
+    count: int,
+    *,
+    oldest_first: bool = False,
 ) -> list[Place]:
-    """Up to `count` places of these zsets after `position`, newest first.
+    """Up to `count` places of these zsets after `position`, newest first unless said otherwise.
 
     Asks each zset for its share and then only those for more that could still change the result.
     """
+    first, end, order = ("-inf", "+inf", ()) if oldest_first else ("+inf", "-inf", ("REV",))
+
+    def is_after(place: Place, other: Place) -> bool:
+        return place > other if oldest_first else place < other
+
     share = max(1, min(count, 4 + 2 * count // len(keys))) if count > 0 else 0
-    newest = "+inf" if position is None else position[0]
+    begin = first if position is None else position[0]
     found: set[Place] = set()
     offset = 0  # the same for all that are asked again: each gave its whole share
     pending = list(keys) if share else []
@@ -34,8 +44,8 @@ async def newest_after(
     while pending:
         # fmt: off
         replies = await client.read_each(
-            pending, "ZRANGE", newest, "-inf",
-            "BYSCORE", "REV", "LIMIT", offset, share, "WITHSCORES",
+            pending, "ZRANGE", begin, end,
+            "BYSCORE", *order, "LIMIT", offset, share, "WITHSCORES",
         )
         # fmt: on
         offset += share
@@ -45,12 +55,12 @@ async def newest_after(
                 (int(score), member.decode())
                 for member, score in zip(entries[::2], entries[1::2], strict=True)
             ]
-            found.update(place for place in places if position is None or place < position)
+            found.update(place for place in places if position is None or is_after(place, position))
             if len(places) == share:
                 lasts[key] = places[-1]
-        page = sorted(found, reverse=True)[:count]
+        page = sorted(found, reverse=not oldest_first)[:count]
         is_full = len(page) == count
-        pending = [key for key, last in lasts.items() if not is_full or last > page[-1]]
+        pending = [key for key, last in lasts.items() if not is_full or is_after(page[-1], last)]
     return page
 
 

@@ -50,7 +50,8 @@ class SessionsQuery(Struct, frozen=True):
     """Filters. `active` or `replica`: those with an answer; `id`: a session's or a response's.
 
     `find`: an id of a session, a response or a user, or a part of a user's name; `title`: a part of
-    the title. `order` is that of those with an answer.
+    the title. `order` is that of those with an answer; of all others only `-age` is another order,
+    the longest unused first.
     """
 
     limit: Limit = 50
@@ -172,7 +173,13 @@ class AdminSessionOperations:
     async def _filtered(self, query: SessionsQuery, uids: Sequence[str] | None) -> Listed:
         listing = self._admin.listing
         if not query.active and query.replica is None:
-            return await listing.sessions(query.limit, query.cursor, uids=uids, model=query.model)
+            return await listing.sessions(
+                query.limit,
+                query.cursor,
+                uids=uids,
+                model=query.model,
+                oldest_first=query.order == "-age",
+            )
         return await listing.live(
             query.limit,
             query.cursor,

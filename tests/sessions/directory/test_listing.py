@@ -15,6 +15,7 @@ from sessions.model.codec import MAX_COUNT
 from sessions.model.errors import InvalidCursor, SessionNotFound
 from sessions.model.ids import new_session_id
 from sessions.store.store import SessionStore
+from tests.helpers.patience import PATIENCE
 from tests.helpers.redis_server import running_redis
 from tests.sessions.helpers.chat import Chat
 from tests.sessions.helpers.many_sessions import store_many_sessions
@@ -105,6 +106,34 @@ async def test_pages_of_a_model_miss_nothing(store: SessionStore, listing: Listi
     assert sorted(read) == sorted(made[::2])
 
 
+async def test_those_that_are_longest_unused_come_first_where_that_is_asked_for(
+    store: SessionStore, listing: Listing
+) -> None:
+    for number in range(9):
+        await Chat.create(store, model=f"m{number % 2}")
+    for model in (None, "m0"):
+        read, cursor = list[str](), None
+        while True:
+            page = await listing.sessions(2, cursor, model=model, oldest_first=True)
+            read += ids(page)
+            if (cursor := page.next_cursor) is None:
+                break
+        assert read == ids(await listing.sessions(50, model=model))[::-1]
+
+
+async def test_a_page_of_a_model_that_none_has_looks_at_so_many(
+    store: SessionStore, listing: Listing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sessions.directory.listing.EXAMINED_AT_ONCE", 2)
+    monkeypatch.setattr("sessions.directory.listing.MAX_EXAMINED", 4)
+    for _ in range(5):
+        await Chat.create(store)
+    page = await listing.sessions(model="other")
+    assert (page.sessions, page.examined) == ((), 4) and page.next_cursor is not None
+    rest = await listing.sessions(model="other", cursor=page.next_cursor)
+    assert (rest.examined, rest.next_cursor) == (1, None)
+
+
 async def test_live_sessions_are_found_by_replica_user_and_model(
     store: SessionStore, listing: Listing
 ) -> None:
@@ -137,15 +166,23 @@ async def test_live_sessions_stand_in_the_order_that_is_asked_for(
     most = [made[1], made[0], made[2]]
     assert ids(await listing.live(order="-tokens")) == most
     assert ids(await listing.live(order="tokens")) == most[::-1]
-    first = await listing.live(2, order="-tokens")
-    second = await listing.live(2, first.next_cursor, order="-tokens")
+    await store.client.call("HSET", store.keys.user_record("alice"), "name", "Zoe")
+    other = await Chat.create(store, uid="bob")  # has no name, as built-in users have none
+    await other.begin(owner="w0", model="a-model")
+    assert ids(await listing.live(order="user")) == [other.session_id, *made[::-1]]
+    assert ids(await listing.live(order="-user"))[-1] == other.session_id
+    assert ids(await listing.live(order="-model"))[0] == other.session_id
+    assert ids(await listing.live(order="worker"))[0] == other.session_id
+    assert ids(await listing.live(order="-state"))[0] == other.session_id  # it is queued
+    first = await listing.live(2, uids=["alice"], order="-tokens")
+    second = await listing.live(2, first.next_cursor, uids=["alice"], order="-tokens")
     assert ids(first) + ids(second) == most and second.next_cursor is None
 
 
 async def test_a_part_of_a_title_finds_its_sessions_page_by_page(
     store: SessionStore, listing: Listing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sessions.directory.listing.TITLES_AT_ONCE", 3)
+    monkeypatch.setattr("sessions.directory.listing.EXAMINED_AT_ONCE", 3)
     titles = ["Tides", "Bread", "Why tides turn", "Boats", "TIDES again", "Tea", "Sails"]
     made = [(await Chat.create(store, title=title)).session_id for title in titles]
     page = await listing.titled("tides")
@@ -216,7 +253,8 @@ async def test_a_page_costs_the_same_however_many_sessions_there_are(
 ) -> None:
     seed = random.randrange(2**32)
     print(f"seed {seed}")
-    store = await SessionStore.open(emptied_redis.url, prefix=f"n{num_sessions}:")
+    url, prefix = emptied_redis.url, f"n{num_sessions}:"
+    store = await SessionStore.open(url, prefix=prefix, timeout_seconds=PATIENCE)
     listing = Listing(store.client, store.keys)
     await store_many_sessions(store, num_sessions, seed)
     assert await listing.num_sessions() == num_sessions

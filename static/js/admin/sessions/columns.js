@@ -6,8 +6,9 @@ import { visibleName } from "../../widgets/visible.js";
 import { ago, count, duration, shortReplica } from "../frame/words.js";
 import { State, titleOf } from "./parts.js";
 
-/** Those of which a list that is longer than a page can be ordered, while answers are written. */
-const ON_SERVER = ["age", "tokens", "rate"];
+/** By which the server orders a list that is longer than a page: of answers that are written, and of all sessions. */
+export const LIVE_ORDERS = ["user", "model", "worker", "state", "tokens", "rate", "age"];
+export const OTHER_ORDERS = ["age"];
 
 /**
  * @param {object} admin @param {object} state the tab's @param {boolean} isWhole whether all rows are on the page
@@ -40,12 +41,8 @@ export function columnsOf(admin, state, isWhole) {
     { id: "stop", label: "Stop", isDeed: true, cell: (row) => html`<${StopButton} state=${state} row=${row} />` },
   ];
   if (isWhole) return columns;
-  const canOrder = (id) => state.isActive && ON_SERVER.includes(id);
-  return columns.map((column) => (canOrder(column.id) ? column : { ...column, value: undefined }));
+  return columns.map((column) => (state.orders.includes(column.id) ? column : { ...column, value: undefined }));
 }
-
-/** As `order` of `/v1/admin/sessions`; null: as it is without. @param {string} order */
-export const serverOrder = (order) => (ON_SERVER.includes(order.replace(/^-/, "")) ? order : null);
 
 export const nameOf = ({ user }) => visibleName(user.name ?? user.id);
 

@@ -27,8 +27,8 @@ export function SessionsView({ admin, state }) {
 }
 
 const ORDERS = [
-  ["", "Youngest answer first"],
-  ["-age", "Oldest answer first"],
+  ["", "Newest first"],
+  ["-age", "Oldest first"],
   ["-tokens", "Most tokens first"],
   ["rate", "Slowest first"],
   ["user", "By user"],

@@ -9,7 +9,7 @@ import { Chats } from "../../widgets/icons.js";
 import { Refused } from "../frame/api.js";
 import { ask } from "../frame/dialog.js";
 import { ROUND_MS, Reading } from "../frame/reading.js";
-import { serverOrder } from "./columns.js";
+import { LIVE_ORDERS, OTHER_ORDERS } from "./columns.js";
 import { SessionsView } from "./list.js";
 import { Watch } from "./watch.js";
 
@@ -61,10 +61,16 @@ class Sessions {
     return this.admin.route.params.show !== "all";
   }
 
+  /** The columns by which the server orders a list that is longer than a page. */
+  get orders() {
+    if (this.isActive) return LIVE_ORDERS;
+    return this.list.value.value?.isByTitle ? [] : OTHER_ORDERS;
+  }
+
   async #readList(api) {
     const { q, by, user, model, worker, after, sort = "" } = this.admin.route.params;
     const page = { limit: PAGE, cursor: after };
-    const order = this.isActive ? serverOrder(sort) : null;
+    const order = this.orders.includes(sort.replace(/^-/, "")) ? sort : null;
     if (by !== "title") {
       const query = { ...page, find: q, active: this.isActive, user, model, replica: worker, order };
       const found = await api.get("/sessions", query);
@@ -92,7 +98,8 @@ class Sessions {
 
   /** @param {string} order */
   sort(order) {
-    this.admin.route.set({ sort: order });
+    this.#cursors = [];
+    this.admin.route.set({ sort: order, after: null });
     this.list.hurry();
   }
 
