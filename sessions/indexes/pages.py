@@ -6,6 +6,7 @@ between them and the next one begins after its last place.
 
 from __future__ import annotations
 
+import operator
 import re
 from collections.abc import Sequence
 from typing import Final
@@ -31,10 +32,7 @@ async def newest_after(
     Asks each zset for its share and then only those for more that could still change the result.
     """
     first, end, order = ("-inf", "+inf", ()) if oldest_first else ("+inf", "-inf", ("REV",))
-
-    def is_after(place: Place, other: Place) -> bool:
-        return place > other if oldest_first else place < other
-
+    is_after = operator.gt if oldest_first else operator.lt
     share = max(1, min(count, 4 + 2 * count // len(keys))) if count > 0 else 0
     begin = first if position is None else position[0]
     found: set[Place] = set()

@@ -61,7 +61,7 @@ function Found({ admin, state, found }) {
     return html`<p class="found">Sessions of <b>${name}</b> ${clear}</p>`;
   }
   if (found.isByTitle) {
-    const examined = found.next_cursor ? `, among ${count(found.examined)} chats` : "";
+    const examined = found.next_cursor && found.sessions.length ? `, among ${count(found.examined)} chats` : "";
     return html`<p class="found">Titles with <q>${q}</q>${examined} ${clear}</p>`;
   }
   const titles = html`<button type="button" class="plain small" onClick=${() => state.filter({ by: "title" })}>Look in titles</button>`;
@@ -71,12 +71,26 @@ function Found({ admin, state, found }) {
   return html`<p class="found">Sessions of ${who} ${titles} ${clear}</p>`;
 }
 
+/** Nothing fits so far: how far that is, and a way to look on. */
+function Further({ admin, state, found }) {
+  const isLooking = state.isLooking.value;
+  const looked = (state.looked.value ?? 0) + (isLooking ? 0 : found.examined);
+  const all = admin.state(admin.strip).told.value.value?.live.sessions;
+  const { q, user } = admin.route.params;
+  const ofAll = all && !user && (!q || found.isByTitle) ? ` of ${count(all)}` : "";
+  return html`<div class="nothing" role="status">
+    <p>None among the ${count(looked)}${ofAll} chats that were looked at.</p>
+    <p><button type="button" class="plain" onClick=${() => (isLooking ? state.endLooking() : state.lookOn())}>
+      ${isLooking ? "Looking at older ones … end it" : "Look at older ones"}</button></p>
+  </div>`;
+}
+
 function List({ admin, state, found }) {
   const { q, user, model, worker, sort = "" } = admin.route.params;
   const rows = found.sessions;
   if (rows.length === 0) {
-    if (found.next_cursor) return html`<${Empty}>None among the ${count(found.examined)} chats that were looked at. Older ones may fit.<//>`;
-    if (q || user || model || worker) return html`<${Empty}>Nothing fits.<//>`;
+    if (found.next_cursor) return html`<${Further} admin=${admin} state=${state} found=${found} />`;
+    if (q || user || model || worker) return html`<${Empty}>${state.looked.value ? "Nothing fits, to the oldest chat." : "Nothing fits."}<//>`;
     return html`<${Empty}>${state.isActive ? "Nobody is being answered right now." : "No sessions yet."}<//>`;
   }
   const isWhole = !found.next_cursor && state.pageNumber === 1;

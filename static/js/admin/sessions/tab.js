@@ -24,6 +24,9 @@ class Sessions {
   watch = signal(null);
   /** The open session's id. */
   openId = computed(() => this.admin.route.params.open ?? null);
+  /** How many chats "Look on" has looked at; null before it was asked for. */
+  looked = signal(null);
+  isLooking = signal(false);
   #cursors = []; // of the pages before this one
   #asked = null;
   #titlesAreHidden = false;
@@ -37,6 +40,8 @@ class Sessions {
       const asked = FILTERS.map((name) => params[name] ?? "").join("\n");
       if (tab !== TAB.id || asked === this.#asked) return;
       this.#asked = asked;
+      this.isLooking.value = false;
+      if (!params.after) this.looked.value = null;
       this.list.everyMs = params.q ? FOUND_MS : ROUND_MS;
       this.list.renew();
     };
@@ -67,11 +72,11 @@ class Sessions {
     return this.list.value.value?.isByTitle ? [] : OTHER_ORDERS;
   }
 
-  async #readList(api) {
-    const { q, by, user, model, worker, after, sort = "" } = this.admin.route.params;
-    const page = { limit: PAGE, cursor: after };
+  async #readList(api, cursor = this.admin.route.params.after, isByTitle = this.admin.route.params.by === "title") {
+    const { q, user, model, worker, sort = "" } = this.admin.route.params;
+    const page = { limit: PAGE, cursor };
     const order = this.orders.includes(sort.replace(/^-/, "")) ? sort : null;
-    if (by !== "title") {
+    if (!isByTitle) {
       const query = { ...page, find: q, active: this.isActive, user, model, replica: worker, order };
       const found = await api.get("/sessions", query);
       if (!q || found.sessions.length || found.users?.length || this.#titlesAreHidden) return found;
@@ -113,7 +118,36 @@ class Sessions {
     this.admin.route.set({ after: this.list.value.value.next_cursor });
   }
 
+  /** Where no index says what fits: look through older and older chats, until some fit, all were seen, or it is ended. */
+  async lookOn() {
+    const asked = this.#asked;
+    const isWanted = () => this.isLooking.value && this.#asked === asked;
+    const { examined, isByTitle = false, next_cursor } = this.list.value.value;
+    let after = next_cursor;
+    this.looked.value = (this.looked.value ?? 0) + examined;
+    this.isLooking.value = true;
+    try {
+      while (isWanted()) {
+        const found = await this.#readList(this.admin.api.value, after, isByTitle);
+        if (!isWanted() || found.sessions.length || !found.next_cursor) break;
+        this.looked.value += found.examined;
+        after = found.next_cursor;
+      }
+    } catch {
+      // The list, which is read next from here, says why.
+    }
+    if (this.#asked !== asked) return;
+    if (this.admin.route.params.after) this.#cursors.push(this.admin.route.params.after);
+    this.isLooking.value = false;
+    this.admin.route.set({ after, by: isByTitle ? "title" : null });
+  }
+
+  endLooking() {
+    this.isLooking.value = false;
+  }
+
   newer() {
+    this.looked.value = null;
     this.admin.route.set({ after: this.#cursors.pop() ?? null });
   }
 
