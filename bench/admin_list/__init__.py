@@ -1,0 +1,1 @@
+"""What the console costs the server: each of its views among a million sessions."""
