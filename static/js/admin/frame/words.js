@@ -45,7 +45,8 @@ export function size(bytes) {
   return `${(bytes / 1000 ** power).toFixed(1)} ${["B", "kB", "MB", "GB", "TB"][power]}`;
 }
 
-export const count = (number) => number.toLocaleString("en");
+const NUMBERS = new Intl.NumberFormat("en");
+export const count = (number) => NUMBERS.format(number);
 
 /** A sentence of what a server or a browser said. */
 export function sentence(text) {

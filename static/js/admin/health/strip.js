@@ -22,11 +22,12 @@ class Health {
   /** @param {import("../frame/console.js").Console} admin */
   constructor(admin) {
     const halted = computed(() => this.workers.value.halted(admin.now.value).join("\n")); // of most moments the same
-    /** The workers whose answers go on. */
-    this.running = computed(() => {
+    const running = computed(() => {
       const names = new Set(halted.value.split("\n"));
-      return new Set(this.workers.value.present.map(({ id }) => id).filter((id) => !names.has(id)));
+      return this.workers.value.present.map(({ id }) => id).filter((id) => !names.has(id)).join("\n");
     });
+    /** The workers whose answers go on. */
+    this.running = computed(() => new Set(running.value.split("\n")));
     this.numHalted = computed(() => this.workers.value.numHalted(admin.now.value));
     this.vitals = computed(() =>
       vitalsOf(this.told.value.value, this.workers.value, this.told.at.value, admin.now.value),

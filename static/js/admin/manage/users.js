@@ -236,7 +236,7 @@ function columnsOf(admin, state) {
     { id: "roles", label: "Roles", cell: ({ roles }) => roles.join(", ") || null },
     { id: "group", label: "Group", cell: ({ group }) => group && state.groupName(group) },
     { id: "quotas", label: "Own quotas", cell: ({ quotas }) => quotaText(quotas, null) },
-    { id: "created", label: "Added", cell: ({ created_at: at }) => ago(at, admin.now.value) },
+    { id: "created", label: "Added", cell: ({ created_at: at }) => ago(at, admin.now.peek()) },
     { id: "state", label: "State", cell: ({ disabled }) => html`<${Standing} disabled=${disabled} />` },
   ];
 }

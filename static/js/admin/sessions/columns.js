@@ -19,7 +19,7 @@ export function columnsOf(admin, state, isWhole) {
   const tokensOf = ({ response, usage }) => response?.tokens ?? usage.output_tokens;
   const columns = [
     { id: "user", label: "User", value: nameOf, cell: nameOf },
-    { id: "title", label: "Title", value: titleOf, cell: (row) => html`<${Title} state=${state} row=${row} />` },
+    { id: "title", label: "Title", value: titleOf, cell: (row) => html`<${Title} state=${state} id=${row.id} title=${titleOf(row)} />` },
     { id: "model", label: "Model", value: ({ model }) => model, cell: ({ model }) => model },
     {
       id: "worker",
@@ -27,7 +27,7 @@ export function columnsOf(admin, state, isWhole) {
       value: ({ response }) => response?.replica ?? null,
       cell: ({ response }) => (response ? shortReplica(response.replica) : null),
     },
-    { id: "state", label: "State", value: (row) => state.stateOf(row), cell: (row) => html`<${State} state=${state} row=${row} />` },
+    { id: "state", label: "State", value: (row) => state.stateOf(row), cell: (row) => State({ state, row }) },
     { id: "tokens", label: "Tokens", number: true, value: tokensOf, cell: (row) => count(tokensOf(row)) },
     { id: "rate", label: "Tokens/s", number: true, value: rateOf, cell: (row) => rateOf(row)?.toFixed(0) ?? null },
     { id: "viewers", label: "Viewers", number: true, value: ({ viewers }) => viewers, cell: ({ viewers }) => viewers },
@@ -38,7 +38,7 @@ export function columnsOf(admin, state, isWhole) {
       value: ({ response, updated_at: at }) => response?.age_ms ?? admin.now.peek() - at,
       cell: ({ response, updated_at: at }) => (response ? duration(response.age_ms) : ago(at, admin.now.peek())),
     },
-    { id: "stop", label: "Stop", isDeed: true, cell: (row) => html`<${StopButton} state=${state} row=${row} />` },
+    { id: "stop", label: "Stop", isDeed: true, cell: (row) => stopButton(state, row) },
   ];
   if (isWhole) return columns;
   return columns.map((column) => (state.orders.includes(column.id) ? column : { ...column, value: undefined }));
@@ -46,12 +46,13 @@ export function columnsOf(admin, state, isWhole) {
 
 export const nameOf = ({ user }) => visibleName(user.name ?? user.id);
 
-function Title({ state, row }) {
-  const isOpen = state.openId.value === row.id;
-  return html`<button type="button" aria-expanded=${String(isOpen)} onClick=${() => state.show(row.id)}>${titleOf(row)}</button>`;
+/** Drawn anew only when it changes, as a component is that is given plain values and reads a signal. */
+function Title({ state, id, title }) {
+  const isOpen = state.openId.value === id;
+  return html`<button type="button" aria-expanded=${String(isOpen)} onClick=${() => state.show(id)}>${title}</button>`;
 }
 
-function StopButton({ state, row }) {
+function stopButton(state, row) {
   if (!row.response) return null;
   return html`<button type="button" class="quiet" title="Stop" aria-label=${`Stop the answer to ${nameOf(row)}`}
     disabled=${row.state === "stopping"} onClick=${() => state.stop(row.id)}><${Stop} /></button>`;
