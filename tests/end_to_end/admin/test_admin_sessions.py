@@ -256,7 +256,7 @@ async def test_answers_are_what_the_openapi_document_says(
 async def test_sessions_are_found_by_name_id_and_with_the_scope_by_title(
     two_workers: Server, admin: Http
 ) -> None:
-    user = await new_user(admin, name="Zoë <b>Quartermaine</b>")
+    user = await new_user(admin, name="Zoë <b>Halfpenny</b>")
     helper = await new_user(admin, roles=["admin"], scopes=["admin"])
     async with Http(two_workers, user["token"]) as http:
         session_id = (await http.new_session(title="Zephyrs & gales"))["id"]
@@ -267,20 +267,20 @@ async def test_sessions_are_found_by_name_id_and_with_the_scope_by_title(
         assert answer.status_code == 200, answer.text
         return answer.json()
 
-    by_name = await found(admin, find="quarterm")
+    by_name = await found(admin, find="halfpen")
     assert [one["id"] for one in by_name["sessions"]] == [session_id]
     assert by_name["users"] == [{"id": user["id"], "name": user["name"]}]
     assert by_name["sessions"][0]["user"]["name"] == user["name"]
     for known in (session_id, begun["id"], user["id"]):
         assert [one["id"] for one in (await found(admin, find=known))["sessions"]] == [session_id]
-    live = await found(admin, find="quarterm", active="true")
+    live = await found(admin, find="halfpen", active="true")
     assert [one["id"] for one in live["sessions"]] == [session_id]
     assert (await found(admin, find="zephyrs"))["sessions"] == []  # titles are asked for as such
     by_title = await found(admin, title="ZEPHYRS &")
     assert [one["id"] for one in by_title["sessions"]] == [session_id]
     assert by_title["examined"] > 0
     async with Http(two_workers, helper["token"]) as http:
-        assert (await found(http, find="quarterm"))["sessions"][0]["title"] is None
+        assert (await found(http, find="halfpen"))["sessions"][0]["title"] is None
         refused = await http.get("/v1/admin/sessions", params={"title": "Zephyrs"})
         assert code_of(refused) == (403, "forbidden")
     async with Http(two_workers, user["token"]) as http:
