@@ -8,7 +8,7 @@ from urllib.parse import urlencode
 from bench.admin_list.filling import GIVEN, WORKERS, Filling
 
 PAGE = 50
-ORDERS = ("age", "-age", "tokens", "-tokens", "rate", "-rate")
+ORDERS = ("age", "-age", "tokens", "-rate", "user", "model", "worker", "state")
 RANGES = ("15m", "24h", "7d", "30d")
 
 View = Callable[[Mapping[str, Any]], str]  # the answer before → the next path
@@ -24,6 +24,7 @@ def views_of(filling: Filling) -> dict[str, View]:
     return {
         "sessions": listed(),
         "sessions, following pages": paged("sessions"),
+        "sessions, the longest unused first": listed(order="-age"),
         "sessions of a user": listed(user=user),
         "sessions of a model": listed(model="parley-demo"),
         "sessions of a model that none has": listed(model="other"),
