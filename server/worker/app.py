@@ -25,7 +25,8 @@ from server.api.responses.socket.endpoint import ResponsesSocket
 from server.api.rest.event_stream import HttpViewer
 from server.api.rest.operation import ApiContext
 from server.api.rest.pages import Static
-from server.api.websocket.endpoint import Open, WebSocketEndpoint, upgrade_required
+from server.api.websocket.endpoint import WebSocketEndpoint, upgrade_required
+from server.api.websocket.entrance import Open
 from server.config.worker import WorkerConfig
 from server.engines.models import Models
 from server.protocol.errors import ApiError

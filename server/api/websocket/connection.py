@@ -17,11 +17,10 @@ import asyncio
 import random
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from typing import Any, Protocol
+from collections.abc import Coroutine
+from typing import Any
 
 import structlog
-from starlette.requests import HTTPConnection
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from server.access.audit import Actor
@@ -29,6 +28,20 @@ from server.access.auth import address_of
 from server.access.identities import User
 from server.access.rates import TokenBucket
 from server.api.websocket.handlers import Handlers
+from server.api.websocket.wire import (
+    BAD_FRAMES_WINDOW_SECONDS,
+    FAREWELL_SECONDS,
+    FRAMES_PER_TURN,
+    MAX_AGE_SECONDS,
+    MAX_BAD_FRAMES,
+    MAX_STRIKES,
+    SEND_SECONDS,
+    STRIKES_WINDOW_SECONDS,
+    close,
+    fills,
+    traced,
+    wire_of,
+)
 from server.commands.services import Services
 from server.live.health import degraded_frame
 from server.live.outbox import Outbox
@@ -57,58 +70,14 @@ from sessions.model.errors import StoreUnavailable
 
 logger = structlog.get_logger("server")
 
-MAX_BAD_FRAMES = 3
-BAD_FRAMES_WINDOW_SECONDS = 60.0
 MAX_FAILURES = 3  # frames that brought a bug of ours to light, in as short a time
-MAX_STRIKES = 20  # refusals by the message rate before the connection is closed
-STRIKES_WINDOW_SECONDS = 60.0
 FIRST_FRAME_SECONDS = 10.0
-SEND_SECONDS = 15.0  # a socket that takes nothing for so long is given up
-ABORT_AFTER_CLOSE_SECONDS = 1.0
-FRAMES_PER_TURN = 16
-FAREWELL_SECONDS = 0.1  # for the last frames to leave before the close
 MAX_QUEUED_FRAMES = 64  # parsed and waiting for the store; more are refused
 MAX_QUEUED_STOPS = 64  # for these there is room even then
 QUEUE_RETRY_MS = 1000  # so long a call waits for a store that is silent
-MAX_AGE_SECONDS = 3600
 RESUME_WINDOW_SECONDS = 600
 
-
-TRACED = (b"traceparent", b"tracestate")
 ENDED = CloseConnection(CloseCode.NORMAL, "")
-
-
-class Wire(Protocol):
-    """Our protocol class: ASGI's two calls, and what goes past ASGI."""
-
-    transport: asyncio.Transport
-    closed_with: int | None  # the code of a close that came from down there
-    on_room: Callable[[], None] | None  # called once, when a full socket has room again
-
-    def write_frame(self, payload: bytes) -> bool:
-        """Send a text frame; False, and nothing is sent, if it cannot leave now."""
-
-    @property
-    def can_write(self) -> bool:
-        """Whether a frame can leave now."""
-
-    def write_frames(self, payloads: Sequence[bytes]) -> None:
-        """Send several at once, while one can leave."""
-
-    async def receive(self) -> Any: ...
-
-    async def send(self, message: Any) -> None: ...
-
-    def wake(self) -> None:
-        """Let `receive` return, though nothing has come."""
-
-    def go_on_with(self, going_on: Callable[[], Awaitable[None]]) -> None:
-        """Call this when the application has returned."""
-
-
-def wire_of(websocket: WebSocket) -> Wire:
-    wire: Wire = websocket.scope["extensions"]["parley.transport"]
-    return wire
 
 
 class Connection:
@@ -144,7 +113,8 @@ class Connection:
         self.user = user
         self.outbox = Outbox(self._on_overflow)
         self.sent_ends = SentEnds()
-        self.request = _traced(websocket)  # the upgrade, if it names a span
+        upgrade = traced(websocket)
+        self.request = upgrade if upgrade.headers else None  # nothing is kept for nothing
         self._address = address_of(websocket)
         self._wire = wire_of(websocket)
         self._services = services
@@ -186,7 +156,7 @@ class Connection:
             await self._end_tasks()
             await self._handlers.leave_all()
             await hub.remove_watcher(self)
-            await self._close(code, reason)
+            await close(self._wire, self._services.metrics, code, reason, is_gone=self._is_gone)
             # No circle stays, so that all of it goes now, not when all objects are looked through.
             self._ending = ENDED
             del self._handlers
@@ -312,7 +282,7 @@ class Connection:
         """The frame, or None after an error was answered."""
         try:
             if not self._messages.take():
-                if _fills(self._strikes, MAX_STRIKES, STRIKES_WINDOW_SECONDS):
+                if fills(self._strikes, MAX_STRIKES, STRIKES_WINDOW_SECONDS):
                     raise CloseConnection(CloseCode.TOO_MANY, "rate_limited;retry_after_ms=5000")
                 self.outbox.put(RateLimitsUpdated(rate_limits=[self._messages.entry()]))
                 raise ApiError(
@@ -327,7 +297,7 @@ class Connection:
         except ApiError as error:
             self.put_error(error, getattr(error, "event_id", None))
             if error.code == "invalid_json":
-                if _fills(self._bad_frames, MAX_BAD_FRAMES, BAD_FRAMES_WINDOW_SECONDS):
+                if fills(self._bad_frames, MAX_BAD_FRAMES, BAD_FRAMES_WINDOW_SECONDS):
                     raise CloseConnection(CloseCode.BAD_FRAMES, "invalid_json") from None
             return None
 
@@ -344,7 +314,7 @@ class Connection:
             except Exception:
                 logger.exception("frame failed", connection_id=self.id, frame=type(frame).__name__)
                 self.put_error(ApiError("internal", "an internal error occurred"), frame.event_id)
-                if _fills(self._failures, MAX_FAILURES, BAD_FRAMES_WINDOW_SECONDS):
+                if fills(self._failures, MAX_FAILURES, BAD_FRAMES_WINDOW_SECONDS):
                     # What is wrong may be this connection: a new one begins anew.
                     raise CloseConnection(CloseCode.SERVER_BUG, "internal") from None
         self._working = None
@@ -405,33 +375,3 @@ class Connection:
             resume_window_s=RESUME_WINDOW_SECONDS,
             max_age_s=MAX_AGE_SECONDS,
         )
-
-    async def _close(self, code: CloseCode, reason: str) -> None:
-        """Send the close frame; a jammed socket takes none, so its transport is cut soon after."""
-        if self._is_gone:
-            if (below := self._wire.closed_with) is not None:
-                self._services.metrics.count_close(below)
-            return
-        self._services.metrics.count_close(int(code))
-        try:
-            async with asyncio.timeout(ABORT_AFTER_CLOSE_SECONDS):
-                await self._wire.send(
-                    {"type": "websocket.close", "code": int(code), "reason": reason}
-                )
-        except TimeoutError:
-            self._wire.transport.abort()
-        except (RuntimeError, OSError):
-            pass  # it was closed meanwhile, and its close frame may be on its way
-
-
-def _traced(websocket: WebSocket) -> HTTPConnection | None:
-    headers = [header for header in websocket.scope["headers"] if header[0] in TRACED]
-    return HTTPConnection({"type": "websocket", "headers": headers}) if headers else None
-
-
-def _fills(times: list[float], most: int, window_seconds: float) -> bool:
-    """Note an offence; True if as many as are counted fell into the window."""
-    now = time.monotonic()
-    times.append(now)
-    del times[:-most]
-    return len(times) == most and now - times[0] < window_seconds

@@ -6,12 +6,10 @@ connect again after 1011, 1012 and 1013, and not after 44xx.
 """
 
 import asyncio
-import time
 from collections.abc import Coroutine
 from typing import Any
 
 import structlog
-from starlette.requests import HTTPConnection
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from server.access.identities import User
@@ -21,15 +19,17 @@ from server.api.responses.socket.exchange import Parts
 from server.api.responses.socket.frames import Cancel, Create, Refused, Steer, parse
 from server.api.responses.socket.lanes import Lanes
 from server.api.responses.socket.writer import Writer
-from server.api.websocket.connection import (
-    ABORT_AFTER_CLOSE_SECONDS,
+from server.api.websocket.wire import (
     BAD_FRAMES_WINDOW_SECONDS,
     FAREWELL_SECONDS,
+    FRAMES_PER_TURN,
     MAX_AGE_SECONDS,
     MAX_BAD_FRAMES,
     MAX_STRIKES,
     STRIKES_WINDOW_SECONDS,
-    TRACED,
+    close,
+    fills,
+    traced,
     wire_of,
 )
 from server.commands.services import Services
@@ -39,7 +39,6 @@ from sessions.background import start
 
 logger = structlog.get_logger("server")
 
-FRAMES_PER_TURN = 16
 MAX_REPLIES = 64  # that wait for a socket that takes nothing
 
 
@@ -51,11 +50,11 @@ class SocketConnection:
         self._services = services
         self._wire = wire_of(websocket)
         self._writer = Writer(self._wire, self._give_up)
-        parts = Parts(services, user, _traced(websocket), self._writer)
+        parts = Parts(services, user, traced(websocket), self._writer)
         self._lanes = Lanes(parts, self._spawn)
         self._messages = TokenBucket(services.limits.messages_per_s)
-        self._bad_frames = Offences(MAX_BAD_FRAMES, BAD_FRAMES_WINDOW_SECONDS)
-        self._strikes = Offences(MAX_STRIKES, STRIKES_WINDOW_SECONDS)
+        self._bad_frames: list[float] = []
+        self._strikes: list[float] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._num_replies = 0
         self._ending: BaseException | None = None  # why it ends; the first reason counts
@@ -77,7 +76,7 @@ class SocketConnection:
         finally:
             alarm.cancel()
             await self._end_tasks()
-            await self._close(code, reason)
+            await close(self._wire, self._services.metrics, code, reason, is_gone=self._is_gone)
 
     def close_soon(self) -> None:
         """The worker restarts, or the connection is old: close with 1012, come again."""
@@ -125,7 +124,7 @@ class SocketConnection:
     def _take(self, message: Any) -> None:
         """Raises `Refused`, and `CloseConnection` for one that is refused too often."""
         if not self._messages.take():
-            if self._strikes.fill():
+            if fills(self._strikes, MAX_STRIKES, STRIKES_WINDOW_SECONDS):
                 raise CloseConnection(CloseCode.TOO_MANY, "rate_limited;retry_after_ms=5000")
             wait_ms = self._messages.retry_after_ms
             error = ApiError("rate_limited", "too many messages", retry_after_ms=wait_ms)
@@ -133,8 +132,9 @@ class SocketConnection:
         try:
             frame = parse(message)
         except Refused as refused:
-            if refused.error.code == "invalid_json" and self._bad_frames.fill():
-                raise CloseConnection(CloseCode.BAD_FRAMES, "invalid_json") from None
+            if refused.error.code == "invalid_json":
+                if fills(self._bad_frames, MAX_BAD_FRAMES, BAD_FRAMES_WINDOW_SECONDS):
+                    raise CloseConnection(CloseCode.BAD_FRAMES, "invalid_json") from None
             raise
         try:
             self._do(frame)
@@ -188,45 +188,6 @@ class SocketConnection:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _close(self, code: CloseCode, reason: str) -> None:
-        """Send the close frame; a jammed socket takes none, so its transport is cut soon after."""
-        if self._is_gone:
-            if (below := self._wire.closed_with) is not None:
-                self._services.metrics.count_close(below)
-            return
-        self._services.metrics.count_close(int(code))
-        try:
-            async with asyncio.timeout(ABORT_AFTER_CLOSE_SECONDS):
-                await self._wire.send(
-                    {"type": "websocket.close", "code": int(code), "reason": reason}
-                )
-        except TimeoutError:
-            self._wire.transport.abort()
-        except (RuntimeError, OSError):
-            pass  # it was closed meanwhile, and its close frame may be on its way
-
-
-class Offences:
-    """So many of one kind within a while end a connection."""
-
-    def __init__(self, most: int, window_seconds: float) -> None:
-        self._most = most
-        self._window_seconds = window_seconds
-        self._times: list[float] = []
-
-    def fill(self) -> bool:
-        """Note one; True if as many as are counted fell into the window."""
-        now = time.monotonic()
-        self._times.append(now)
-        del self._times[: -self._most]
-        return len(self._times) == self._most and now - self._times[0] < self._window_seconds
-
 
 def _is_restart(ending: BaseException) -> bool:
     return isinstance(ending, CloseConnection) and ending.code is CloseCode.RESTART
-
-
-def _traced(websocket: WebSocket) -> HTTPConnection:
-    """Of the upgrade what names the asker's span. An idempotency key there is none of a frame's."""
-    headers = [header for header in websocket.scope["headers"] if header[0] in TRACED]
-    return HTTPConnection({"type": "websocket", "headers": headers})

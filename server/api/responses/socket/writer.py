@@ -7,7 +7,7 @@ so a slow reader costs nothing but its own time. One that takes nothing at all i
 import asyncio
 from collections.abc import Callable, Sequence
 
-from server.api.websocket.connection import SEND_SECONDS, Wire
+from server.api.websocket.wire import SEND_SECONDS, Wire
 
 FRAMES_PER_TURN = 16  # then others have their turn
 

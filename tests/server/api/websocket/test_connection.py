@@ -11,6 +11,7 @@ from starlette.websockets import WebSocket
 
 from server.access.identities import User, UserDisabled
 from server.api.websocket import connection as module
+from server.api.websocket import wire
 from server.api.websocket.connection import Connection
 from server.commands.services import Services
 from server.config.limits import Limits
@@ -223,7 +224,7 @@ async def test_a_socket_that_takes_nothing_is_given_up_and_cut(
     served: Fixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "SEND_SECONDS", 0.01)
-    monkeypatch.setattr(module, "ABORT_AFTER_CLOSE_SECONDS", 0.01)
+    monkeypatch.setattr(wire, "ABORT_AFTER_CLOSE_SECONDS", 0.01)
     served.socket.is_jammed = True
     assert await served.ended(served.start()) is None
     assert served.socket.aborted
@@ -233,7 +234,7 @@ async def test_a_socket_that_still_takes_something_is_waited_for(
     served: Fixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "SEND_SECONDS", 0.01)
-    monkeypatch.setattr(module, "ABORT_AFTER_CLOSE_SECONDS", 0.01)
+    monkeypatch.setattr(wire, "ABORT_AFTER_CLOSE_SECONDS", 0.01)
     served.socket.is_jammed = True
     served.socket.unsent = [500, 400, 300, 300]
     assert await served.ended(served.start()) is None
@@ -272,7 +273,7 @@ async def test_too_many_messages_are_refused_and_then_closed(
     error = (await served.socket.next("error"))["error"]
     assert error["code"] == "rate_limited"
     assert 0 < error["retry_after_ms"] <= 1001
-    for _ in range(module.MAX_STRIKES):
+    for _ in range(wire.MAX_STRIKES):
         served.socket.feed('{"type":"ping"}')
     closed = await served.ended(serving)
     assert closed is not None
@@ -282,7 +283,7 @@ async def test_too_many_messages_are_refused_and_then_closed(
 
 async def test_three_frames_that_are_no_json_close_with_4400(served: Fixture) -> None:
     serving = served.start()
-    for _ in range(module.MAX_BAD_FRAMES):
+    for _ in range(wire.MAX_BAD_FRAMES):
         served.socket.feed("{")
     closed = await served.ended(serving)
     assert closed is not None
@@ -294,7 +295,7 @@ async def test_bad_frames_of_long_ago_are_forgiven(
 ) -> None:
     monkeypatch.setattr(module, "BAD_FRAMES_WINDOW_SECONDS", 0.0)
     serving = served.start()
-    for _ in range(3 * module.MAX_BAD_FRAMES):
+    for _ in range(3 * wire.MAX_BAD_FRAMES):
         served.socket.feed("{")
         await served.socket.next("error")
     served.socket.feed('{"type":"ping","t":2}')

@@ -10,7 +10,7 @@ import pytest
 from server.access.rates import TokenBucket
 from server.api.responses.socket import connection as module
 from server.api.responses.socket import lanes
-from server.api.websocket.connection import MAX_AGE_SECONDS
+from server.api.websocket.wire import MAX_AGE_SECONDS
 from server.protocol.errors import ApiError
 from server.worker.app import Worker
 from sessions.connection.embedded import EmbeddedRedis

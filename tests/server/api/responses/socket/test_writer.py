@@ -8,7 +8,7 @@ import pytest
 
 from server.api.responses.socket import writer as module
 from server.api.responses.socket.writer import Writer
-from server.api.websocket.connection import Wire
+from server.api.websocket.wire import Wire
 from tests.helpers.patience import PATIENCE
 
 
