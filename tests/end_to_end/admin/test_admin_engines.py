@@ -7,13 +7,12 @@ import pytest
 from playwright.async_api import Browser, Locator, Page, expect
 
 from tests.end_to_end.admin.test_admin_outages import halted
-from tests.end_to_end.admin.test_admin_page import sign_in
 from tests.end_to_end.browser.test_browser import browser as browser  # the fixture
 from tests.end_to_end.browser.test_browser import pytestmark as needs_browser
+from tests.end_to_end.clients.console import console, sign_in
 from tests.end_to_end.clients.http_client import Http, admin_token
 from tests.end_to_end.clients.operators import audit
 from tests.end_to_end.site.harness import TESTING, Server
-from tests.helpers.patience import PATIENCE
 
 pytestmark = [*needs_browser, pytest.mark.slow]
 
@@ -34,18 +33,10 @@ def pair(oracle_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 @pytest.fixture
 async def page(browser: Browser, pair: Server) -> AsyncIterator[Page]:
     """The tab of the server's parts, with both engines ready."""
-    context = await browser.new_context(viewport={"width": 1280, "height": 800})
-    context.set_default_timeout(PATIENCE * 1000)
-    errors: list[str] = []
-    context.on("weberror", lambda error: errors.append(str(error.error)))
-    page = await context.new_page()
-    await page.goto(pair.url + "/admin#server")
-    await sign_in(page, admin_token(pair))
-    for name in ("native-1", "native-2"):
-        await expect(engine(page, name)).to_contain_text("ready")
-    yield page
-    await context.close()
-    assert errors == []
+    async with console(browser, pair, "#server") as page:
+        for name in ("native-1", "native-2"):
+            await expect(engine(page, name)).to_contain_text("ready")
+        yield page
 
 
 def engine(page: Page, name: str) -> Locator:

@@ -9,13 +9,11 @@ from typing import Any
 import pytest
 from playwright.async_api import Browser, Page, expect
 
-from tests.end_to_end.admin.test_admin_page import sign_in
 from tests.end_to_end.browser.test_browser import browser as browser  # the fixture
 from tests.end_to_end.browser.test_browser import pytestmark as needs_browser
-from tests.end_to_end.clients.http_client import admin_token
+from tests.end_to_end.clients.console import console
 from tests.end_to_end.clients.operators import answering
 from tests.end_to_end.site.harness import Client, Server
-from tests.helpers.patience import PATIENCE
 
 pytestmark = [*needs_browser, pytest.mark.slow]
 
@@ -29,17 +27,9 @@ CATEGORIES = "devtools.timeline,v8,disabled-by-default-devtools.timeline"
 @pytest.fixture
 async def page(browser: Browser, server: Server) -> AsyncIterator[Page]:
     """The plots of 15 minutes."""
-    context = await browser.new_context(viewport={"width": 1280, "height": 800})
-    context.set_default_timeout(PATIENCE * 1000)
-    errors: list[str] = []
-    context.on("weberror", lambda error: errors.append(str(error.error)))
-    page = await context.new_page()
-    await page.goto(server.url + "/admin#figures")
-    await sign_in(page, admin_token(server))
-    await expect(page.locator(".plot canvas")).to_have_count(8)
-    yield page
-    await context.close()
-    assert errors == []
+    async with console(browser, server, "#figures") as page:
+        await expect(page.locator(".plot canvas")).to_have_count(8)
+        yield page
 
 
 async def test_plots_say_their_values_at_the_cursor_and_the_table_has_the_same(page: Page) -> None:

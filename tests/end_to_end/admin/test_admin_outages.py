@@ -13,10 +13,10 @@ import psutil
 import pytest
 from playwright.async_api import Browser, Locator, Page, expect
 
-from tests.end_to_end.admin.test_admin_page import sign_in
 from tests.end_to_end.browser.test_browser import browser as browser  # the fixture
 from tests.end_to_end.browser.test_browser import pytestmark as needs_browser
 from tests.end_to_end.browser.test_browser_refusals import redis_away
+from tests.end_to_end.clients.console import console, sign_in
 from tests.end_to_end.clients.http_client import admin_token
 from tests.end_to_end.clients.operators import answering
 from tests.end_to_end.site.harness import Client, Server
@@ -43,21 +43,12 @@ def lone(oracle_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 
 @contextlib.asynccontextmanager
-async def console(browser: Browser, server: Server) -> AsyncIterator[Page]:
+async def all_well(browser: Browser, server: Server) -> AsyncIterator[Page]:
     """The page, signed in, its clock in our hands; it shows figures, and nothing is wrong."""
-    context = await browser.new_context(viewport={"width": 1280, "height": 800})
-    context.set_default_timeout(PATIENCE * 1000)
-    errors: list[str] = []
-    context.on("weberror", lambda error: errors.append(str(error.error)))
-    page = await context.new_page()
-    await page.clock.install()
-    await page.goto(server.url + "/admin")
-    await sign_in(page, admin_token(server))
-    await expect(page.locator(".as-of")).to_have_text(re.compile(f"^as of {TIME}$"))
-    await expect(page.locator(".trouble")).to_have_count(0)
-    yield page
-    await context.close()
-    assert errors == []
+    async with console(browser, server, owns_clock=True) as page:
+        await expect(page.locator(".as-of")).to_have_text(re.compile(f"^as of {TIME}$"))
+        await expect(page.locator(".trouble")).to_have_count(0)
+        yield page
 
 
 @contextlib.contextmanager
@@ -102,7 +93,7 @@ async def expect_paused(page: Page, server: Server, said: str) -> None:
 async def test_an_engine_that_stands_still_or_is_gone_is_named_and_nothing_looks_alive(
     browser: Browser, lone: Server
 ) -> None:
-    async with Client(lone) as client, console(browser, lone) as page:
+    async with Client(lone) as client, all_well(browser, lone) as page:
         _, response_id = await answering(client)
         state = page.locator(".list .state")
         await expect(state).to_have_text("answering")
@@ -123,7 +114,7 @@ async def test_an_engine_that_stands_still_or_is_gone_is_named_and_nothing_looks
 async def test_a_worker_that_hangs_makes_figures_old_and_each_request_has_a_limit(
     browser: Browser, lone: Server
 ) -> None:
-    async with Client(lone, ping_interval=None) as client, console(browser, lone) as page:
+    async with Client(lone, ping_interval=None) as client, all_well(browser, lone) as page:
         _, response_id = await answering(client)
         await expect(page.locator(".list .state")).to_have_text("answering")
         given_up: list[str] = []
@@ -177,7 +168,7 @@ async def test_a_token_is_not_waited_for_when_the_server_hangs(
 async def test_without_redis_the_lists_are_said_to_be_old_and_not_doubted_to_be_stored(
     browser: Browser, lone: Server
 ) -> None:
-    async with console(browser, lone) as page:
+    async with all_well(browser, lone) as page:
         trouble = page.locator(".trouble")
         with redis_away(lone):
             await expect(trouble).to_contain_text("The session store does not answer.")
@@ -191,7 +182,7 @@ async def test_without_redis_the_lists_are_said_to_be_old_and_not_doubted_to_be_
 async def test_another_worker_that_hangs_is_named_with_the_moment_since_when(
     browser: Browser, two_workers: Server
 ) -> None:
-    async with console(browser, two_workers) as page:
+    async with all_well(browser, two_workers) as page:
         async with Client(two_workers) as client:
             pid = pid_of(await replica_of(client))
         (worker,) = [one for one in two_workers.children("server.worker") if one.pid == pid]

@@ -3,14 +3,14 @@
 from collections.abc import AsyncIterator
 
 import pytest
-from playwright.async_api import Browser, Page, expect
+from playwright.async_api import Browser, ConsoleMessage, Page, expect
 
 from tests.end_to_end.browser.test_browser import browser as browser  # the fixture
 from tests.end_to_end.browser.test_browser import pytestmark as pytestmark
+from tests.end_to_end.clients.console import console, sign_in
 from tests.end_to_end.clients.http_client import Http, admin_token
 from tests.end_to_end.clients.operators import SETTINGS, answering
 from tests.end_to_end.site.harness import Client, Server
-from tests.helpers.patience import PATIENCE
 from tests.helpers.tiny_model import oracle_word
 
 HOSTILE = "<img src=x onerror=alert(1)> javascript:alert(1)"
@@ -19,23 +19,13 @@ HOSTILE = "<img src=x onerror=alert(1)> javascript:alert(1)"
 @pytest.fixture
 async def page(browser: Browser, two_workers: Server) -> AsyncIterator[Page]:
     """The page, signed in; what it complains about fails the test."""
-    context = await browser.new_context(viewport={"width": 1280, "height": 800})
-    context.set_default_timeout(PATIENCE * 1000)
-    complaints: list[str] = []
-    context.on("console", lambda m: complaints.append(m.text) if m.type == "error" else None)
-    context.on("weberror", lambda error: complaints.append(str(error.error)))
-    page = await context.new_page()
-    await page.goto(two_workers.url + "/admin")
-    await sign_in(page, admin_token(two_workers))
-    await expect(page.get_by_role("button", name="Sign out")).to_be_visible()
-    yield page
-    await context.close()
-    assert complaints == []
+    async with console(browser, two_workers, is_complaint=is_error) as page:
+        await expect(page.get_by_role("button", name="Sign out")).to_be_visible()
+        yield page
 
 
-async def sign_in(page: Page, token: str) -> None:
-    await page.get_by_label("Admin token").fill(token)
-    await page.keyboard.press("Enter")
+def is_error(message: ConsoleMessage) -> bool:
+    return message.type == "error"
 
 
 async def test_the_list_shows_who_is_answered_and_a_button_stops_it(

@@ -16,9 +16,9 @@ import pytest
 from playwright.async_api import Browser, Locator, Page, expect
 
 from tests.end_to_end.admin.test_admin_outages import halted, next_core
-from tests.end_to_end.admin.test_admin_page import sign_in
 from tests.end_to_end.browser.test_browser import browser as browser  # the fixture
 from tests.end_to_end.browser.test_browser import pytestmark as needs_browser
+from tests.end_to_end.clients.console import console, sign_in
 from tests.end_to_end.clients.http_client import Http, admin_token
 from tests.end_to_end.site.harness import Server
 from tests.helpers.patience import PATIENCE
@@ -42,16 +42,11 @@ def pair(oracle_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 
 @contextlib.asynccontextmanager
-async def console(browser: Browser, server: Server) -> AsyncIterator[Page]:
+async def all_well(browser: Browser, server: Server) -> AsyncIterator[Page]:
     """The page, signed in, with all parts green."""
-    context = await browser.new_context(viewport={"width": 1280, "height": 800})
-    context.set_default_timeout(PATIENCE * 1000)
-    page = await context.new_page()
-    await page.goto(server.url + "/admin")
-    await sign_in(page, admin_token(server))
-    await all_green(page)
-    yield page
-    await context.close()
+    async with console(browser, server) as page:
+        await all_green(page)
+        yield page
 
 
 async def all_green(page: Page) -> None:
@@ -88,7 +83,7 @@ async def best_of_tries(
 
 
 async def test_an_engine_that_is_halted_is_seen(browser: Browser, pair: Server) -> None:
-    async with console(browser, pair) as page:
+    async with all_well(browser, pair) as page:
 
         @contextlib.contextmanager
         def broken() -> Iterator[Locator]:
@@ -100,7 +95,7 @@ async def test_an_engine_that_is_halted_is_seen(browser: Browser, pair: Server) 
 
 
 async def test_an_engine_that_is_killed_is_seen(browser: Browser, pair: Server) -> None:
-    async with console(browser, pair) as page:
+    async with all_well(browser, pair) as page:
         (core,) = pair.children("engine.core")
         began = time.monotonic()
         pair.kill_child("engine.core")
@@ -110,10 +105,10 @@ async def test_an_engine_that_is_killed_is_seen(browser: Browser, pair: Server) 
         await all_green(page)
 
 
-async def test_redis_that_is_halted_is_seen_and_told_apart_from_the_server(
+async def test_redis_that_is_halted_is_seen_and_the_server_is_not_blamed(
     browser: Browser, pair: Server
 ) -> None:
-    async with console(browser, pair) as page:
+    async with all_well(browser, pair) as page:
 
         @contextlib.contextmanager
         def broken() -> Iterator[Locator]:
@@ -127,7 +122,7 @@ async def test_redis_that_is_halted_is_seen_and_told_apart_from_the_server(
 
 async def test_redis_that_is_killed_is_seen(browser: Browser, pair: Server) -> None:
     """The supervisor has another one there in a moment, which is halted so that it is not."""
-    async with console(browser, pair) as page:
+    async with all_well(browser, pair) as page:
         (redis,) = pair.children("redis-server")
         began = time.monotonic()
         pair.kill_child("redis-server")
@@ -149,7 +144,7 @@ async def next_redis(server: Server, before: psutil.Process) -> psutil.Process:
 async def test_a_worker_that_is_halted_is_seen_by_another_one(
     browser: Browser, pair: Server
 ) -> None:
-    async with console(browser, pair) as page:
+    async with all_well(browser, pair) as page:
 
         @contextlib.contextmanager
         def broken() -> Iterator[Locator]:
@@ -164,7 +159,7 @@ async def test_a_worker_that_is_halted_is_seen_by_another_one(
 async def test_when_the_worker_that_is_asked_is_halted_nothing_stays_green(
     browser: Browser, pair: Server
 ) -> None:
-    async with console(browser, pair) as page:
+    async with all_well(browser, pair) as page:
         workers = pair.children("server.worker")
 
         @contextlib.contextmanager
@@ -180,7 +175,7 @@ async def test_when_the_worker_that_is_asked_is_halted_nothing_stays_green(
 async def test_a_worker_that_is_killed_is_gone_and_its_successor_is_there(
     browser: Browser, pair: Server
 ) -> None:
-    async with console(browser, pair) as page:
+    async with all_well(browser, pair) as page:
         victim = pair.children("server.worker")[0]
         began = time.monotonic()
         victim.kill()

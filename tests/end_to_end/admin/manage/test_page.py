@@ -10,7 +10,8 @@ from playwright.async_api import Browser, ConsoleMessage, Page, expect
 
 from tests.end_to_end.browser.test_browser import browser as browser  # the fixture
 from tests.end_to_end.browser.test_browser import pytestmark as pytestmark
-from tests.end_to_end.clients.http_client import Http, admin_token
+from tests.end_to_end.clients.console import console
+from tests.end_to_end.clients.http_client import Http
 from tests.end_to_end.clients.operators import audit, new_user
 from tests.end_to_end.site.harness import Server
 from tests.helpers.patience import PATIENCE
@@ -25,19 +26,9 @@ SHOTS = os.environ.get("SHOTS")  # a folder, for who wants to look
 @pytest.fixture
 async def page(browser: Browser, two_workers: Server) -> AsyncIterator[Page]:
     """The page, signed in; what it complains about fails the test."""
-    context = await browser.new_context(viewport={"width": 1280, "height": 800})
-    context.set_default_timeout(PATIENCE * 1000)
-    complaints: list[str] = []
-    context.on("console", lambda m: complaints.append(m.text) if is_complaint(m) else None)
-    context.on("weberror", lambda error: complaints.append(str(error.error)))
-    page = await context.new_page()
-    await page.goto(two_workers.url + "/admin")
-    await page.get_by_label("Admin token").fill(admin_token(two_workers))
-    await page.keyboard.press("Enter")
-    await expect(page.get_by_role("button", name="Sign out")).to_be_visible()
-    yield page
-    await context.close()
-    assert complaints == []
+    async with console(browser, two_workers, is_complaint=is_complaint) as page:
+        await expect(page.get_by_role("button", name="Sign out")).to_be_visible()
+        yield page
 
 
 def is_complaint(message: ConsoleMessage) -> bool:
