@@ -28,7 +28,8 @@ from tests.end_to_end.oracle.history import History
 from tests.helpers.redis_server import fresh_prefix
 from tests.helpers.root import ROOT
 from tests.helpers.tiny_model import oracle_word
-from tests.server.helpers.in_process import Dice, LocalClient, ScriptedEngine, running_workers
+from tests.server.helpers.in_process import LocalClient, running_workers
+from tests.server.helpers.scripted_engine import Dice, ScriptedEngine
 
 BEGIN = "Connection._read"
 PARSED = "Connection._queue"  # what the reader does with a frame that it has counted and parsed

@@ -17,13 +17,8 @@ from tests.end_to_end.oracle.history import History
 from tests.helpers.patience import PATIENCE
 from tests.helpers.redis_server import fresh_prefix
 from tests.helpers.tiny_model import oracle_word
-from tests.server.helpers.in_process import (
-    Dice,
-    LocalClient,
-    Request,
-    ScriptedEngine,
-    running_workers,
-)
+from tests.server.helpers.in_process import LocalClient, running_workers
+from tests.server.helpers.scripted_engine import Dice, Request, ScriptedEngine
 
 NUM_TOKENS = 3
 

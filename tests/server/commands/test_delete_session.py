@@ -18,14 +18,9 @@ from sessions.model.replies import CancelRequested
 from tests.end_to_end.oracle.history import History
 from tests.helpers.redis_server import fresh_prefix
 from tests.helpers.tiny_model import oracle_word
-from tests.server.helpers.in_process import (
-    PATIENT,
-    Dice,
-    Http,
-    LocalClient,
-    ScriptedEngine,
-    running_workers,
-)
+from tests.server.helpers.in_process import PATIENT, LocalClient, running_workers
+from tests.server.helpers.local_http import Http
+from tests.server.helpers.scripted_engine import Dice, ScriptedEngine
 
 ENDS = ("response.done", "session.deleted")
 

@@ -24,13 +24,8 @@ from sessions.model.records import RunRecord
 from tests.helpers.patience import PATIENCE
 from tests.helpers.redis_server import fresh_prefix
 from tests.helpers.tiny_model import oracle_answer, oracle_word
-from tests.server.helpers.in_process import (
-    PATIENT,
-    Dice,
-    Request,
-    ScriptedEngine,
-    running_workers,
-)
+from tests.server.helpers.in_process import PATIENT, running_workers
+from tests.server.helpers.scripted_engine import Dice, Request, ScriptedEngine
 from tests.server.helpers.tool_chats import die
 
 NUM_TOKENS = 8  # of an answer; its prompt has one

@@ -17,7 +17,8 @@ from sessions.model.records import Message
 from tests.end_to_end.oracle.history import History
 from tests.helpers.redis_server import fresh_prefix
 from tests.server.helpers.callers import ANSWER, TOOLS, CallingEngine
-from tests.server.helpers.in_process import Dice, LocalClient, Request, running_workers
+from tests.server.helpers.in_process import LocalClient, running_workers
+from tests.server.helpers.scripted_engine import Dice, Request
 
 SETTINGS = {"tools": TOOLS, "max_output_tokens": 500}
 

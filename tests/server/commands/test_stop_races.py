@@ -23,15 +23,8 @@ from tests.end_to_end.frames.client_model import Answer
 from tests.end_to_end.oracle.history import EngineCounts
 from tests.helpers.redis_server import fresh_prefix
 from tests.helpers.tiny_model import oracle_word
-from tests.server.helpers.in_process import (
-    PATIENT,
-    Dice,
-    LocalClient,
-    Request,
-    ScriptedEngine,
-    patient_history,
-    running_workers,
-)
+from tests.server.helpers.in_process import PATIENT, LocalClient, patient_history, running_workers
+from tests.server.helpers.scripted_engine import Dice, Request, ScriptedEngine
 
 NUM_TOKENS = 6
 AT_ONCE = 8  # races at a time, on the same two workers

@@ -7,7 +7,7 @@ from typing import Any
 from engine.client.parsing.formats import grammar_of
 from engine.client.parsing.marks import Marks
 from server.engines.client import RequestOutput, RequestProgress, SamplingParams, TokensPrompt
-from tests.server.helpers.in_process import Dice, Request, ScriptedEngine, _output
+from tests.server.helpers.scripted_engine import Dice, Request, ScriptedEngine, scripted_output
 
 GRAMMAR = grammar_of("<tool_call></tool_call>")
 TOOLS: list[dict[str, Any]] = [
@@ -94,8 +94,8 @@ class CallingEngine(ScriptedEngine):
         for number, word in enumerate(words[:room]):
             await request.at("first" if number == 0 else "mid", self._dice)
             if request.aborted.is_set():
-                yield _output(request_id, "", [], "abort")
+                yield scripted_output(request_id, "", [], "abort")
                 return
-            yield _output(request_id, word, [7], None)
+            yield scripted_output(request_id, word, [7], None)
         request.reached["ended"].set()
-        yield _output(request_id, "", [], "length" if len(words) > room else "stop")
+        yield scripted_output(request_id, "", [], "length" if len(words) > room else "stop")

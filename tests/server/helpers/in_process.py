@@ -1,197 +1,38 @@
 """Whole workers in this process: real Redis, real sockets' code without sockets, a scripted engine.
 
-What a real engine and network decide by chance, dice decide here: before each step everybody gives
-way a random number of times, so that thousands of orders of the same few steps can be tried in
-seconds. `ScriptedEngine` counts like the oracle model of tests/helpers/tiny_model.py.
+What a real engine and network decide by chance, `Dice` decide here, so that thousands of orders of
+the same few steps can be tried in seconds.
 """
 
 import asyncio
 import contextlib
 import json
-import random
-import re
-from collections import defaultdict
-from collections.abc import (
-    AsyncGenerator,
-    AsyncIterator,
-    Awaitable,
-    Callable,
-    Mapping,
-    Sequence,
-)
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
-from typing import Any, Self, cast
+from typing import Any, Self
 
 import msgspec
-import orjson
 from starlette.types import ASGIApp, Message
 
-from engine import CompletionOutput, RequestOutput
-from engine.outputs import RequestProgress
 from engine.tracing.tracing import Tracing
 from server.config.intervals import SHORTENED, Intervals
 from server.config.limits import Limits
 from server.config.worker import WorkerConfig, WorkerSettings
-from server.engines.client import (
-    EngineTokenizer,
-    Marks,
-    SamplingParams,
-    ServedModel,
-    TokensPrompt,
-)
+from server.engines.client import ServedModel
 from server.engines.models import Models
 from server.worker.app import Worker
 from sessions.connection.link import Call
 from sessions.store.store import SessionStore
-from tests.end_to_end.frames.client_model import Frame
 from tests.end_to_end.oracle.history import History
 from tests.end_to_end.oracle.stored_state import Stored, read_store
 from tests.end_to_end.site.client import ChatClient
 from tests.helpers.patience import PATIENCE
-from tests.helpers.tiny_model import oracle_word
-from tests.server.helpers.engines import IdleEngine
+from tests.server.helpers.scripted_engine import Dice, ScriptedEngine
 
 TOKEN = "in-process-token-of-the-tests"
 MODEL = ServedModel("oracle", "fingerprint")
-PHASES = ("queued", "prefill", "first", "mid", "last", "ended")
 # No stall of the machine ends a lease: whose answer is taken over waits for no phase any more.
 PATIENT = msgspec.structs.replace(SHORTENED, lease=60.0, silence=48.0, heartbeat_life=60.0)
-
-
-class Dice:
-    """Random choices from a seed that a failing test prints."""
-
-    def __init__(self, seed: int) -> None:
-        self.seed = seed
-        self.random = random.Random(seed)
-
-    async def give_way(self) -> None:
-        """Let others run, for a random while."""
-        for _ in range(self.random.choice((0, 0, 1, 1, 2, 3, 5, 8, 20))):
-            await asyncio.sleep(0)
-        if self.random.random() < 0.1:
-            await asyncio.sleep(self.random.random() * 0.003)
-
-
-class Request:
-    """One request at the scripted engine. Phases are reached in order and may be held."""
-
-    def __init__(self) -> None:
-        self.reached = {phase: asyncio.Event() for phase in PHASES}
-        self.is_held: set[str] = set()
-        self.held_at: str | None = None  # the phase that it really waits in, at this moment
-        self.released = asyncio.Event()
-        self.aborted = asyncio.Event()
-
-    async def at(self, phase: str, dice: Dice) -> None:
-        self.reached[phase].set()
-        if phase in self.is_held:
-            waits = [asyncio.ensure_future(e.wait()) for e in (self.released, self.aborted)]
-            self.held_at = phase
-            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-            self.held_at = None
-            for wait in waits:
-                wait.cancel()
-        await dice.give_way()
-
-
-class ScriptedEngine(IdleEngine):
-    """An engine and its tokenizer. All workers share one, as they share a core."""
-
-    chat_stop = ()
-    takes_tools = True
-
-    def __init__(self, dice: Dice) -> None:
-        super().__init__(max_model_len=32_768)
-        self._dice = dice
-        self.requests: defaultdict[str, Request] = defaultdict(Request)
-        self.num_requests = 0
-        self.sessions: list[str | None] = []
-        self.was_asked = asyncio.Event()
-        self.num_running = 0
-
-    def get_tokenizer(self) -> EngineTokenizer:
-        return self
-
-    async def encode_async(self, text: str, *, owner: str = "") -> list[int]:
-        return [int(number) for number in re.findall(r"t(\d{5}) ?", text)] or [0]
-
-    def decode(self, token_ids: Sequence[int]) -> str:
-        return "".join(map(oracle_word, token_ids))
-
-    async def apply_chat_template_async(
-        self, messages: Sequence[Mapping[str, Any]], answer: str = "", **options: object
-    ) -> list[int]:
-        return await self.encode_async(messages[-1]["content"] + answer)
-
-    def resumed_text(
-        self,
-        prompt_token_ids: Sequence[int],
-        params: SamplingParams,
-        resume_token_ids: Sequence[int],
-        marks: Marks | None = None,
-    ) -> str:
-        return "".join(map(oracle_word, resume_token_ids))
-
-    async def metrics(self) -> dict[str, Any]:
-        return defaultdict(float)
-
-    async def abort(self, request_id: str) -> None:
-        await self._dice.give_way()
-        self.requests[request_id].aborted.set()
-
-    async def generate(
-        self,
-        prompt: TokensPrompt,
-        sampling_params: SamplingParams,
-        request_id: str,
-        *,
-        on_progress: Callable[[RequestProgress], None] | None = None,
-        resume_token_ids: Sequence[int] = (),
-        session_id: str | None = None,
-        **_: object,
-    ) -> AsyncGenerator[RequestOutput, None]:
-        self.sessions.append(session_id)
-        request, dice = self.requests[request_id], self._dice
-        tell_progress = on_progress or (lambda _: None)
-        self.num_requests += 1
-        self.was_asked.set()
-        self.num_running += 1
-        token = [*prompt["prompt_token_ids"], *resume_token_ids][-1]
-        assert sampling_params.max_tokens is not None
-        num_left = sampling_params.max_tokens - len(resume_token_ids)
-        try:
-            await request.at("queued", dice)
-            tell_progress(RequestProgress(0, 1, 0, 0, scheduled=False))
-            await request.at("prefill", dice)
-            if num_left <= 0:
-                yield _output(request_id, "", [], "length")
-                return
-            tell_progress(RequestProgress(None, 1, 0, 1, scheduled=True))
-            for number in range(num_left):
-                is_last = number == num_left - 1
-                phase = "first" if number == 0 else "last" if is_last else "mid"
-                await request.at(phase, dice)
-                # A core that was told to stop may have decoded another token by then.
-                if request.aborted.is_set() and dice.random.random() < 0.7:
-                    yield _output(request_id, "", [], "abort")
-                    return
-                token += 1
-                yield _output(
-                    request_id, oracle_word(token), [token], "length" if is_last else None
-                )
-        finally:
-            self.num_running -= 1
-            request.reached["ended"].set()
-
-
-def _output(
-    response_id: str, text: str, token_ids: list[int], finish_reason: str | None
-) -> RequestOutput:
-    answer = CompletionOutput(
-        index=0, text=text, token_ids=token_ids, finish_reason=cast("Any", finish_reason)
-    )
-    return RequestOutput(response_id, None, None, None, [answer], finish_reason is not None)
 
 
 class HesitantStore(SessionStore):
@@ -462,101 +303,3 @@ class LocalClient(ChatClient):
 
     async def _transmit(self, text: str) -> None:
         self._requests.put_nowait({"type": "websocket.receive", "text": text})
-
-
-class Http:
-    """One HTTP request to a worker of this process; `frames` are those of its answer so far.
-
-    `status` and `headers` are there once it is `answered`. Parts of a stream come past ASGI, as by
-    our protocol class, unless it `is_jammed`.
-    """
-
-    def __init__(
-        self,
-        worker: Worker,
-        method: str,
-        path: str,
-        query: str = "",
-        body: Mapping[str, Any] | bytes | None = None,
-        headers: Mapping[str, str] | None = None,
-    ) -> None:
-        self.frames: list[Frame] = []
-        self.is_done = False  # `data: [DONE]` has come
-        self.is_jammed = False
-        self.num_straight = 0  # parts that came past ASGI
-        self._has_begun = False
-        self._requests: asyncio.Queue[Message] = asyncio.Queue()
-        sent = body if isinstance(body, bytes) else orjson.dumps(body or {})
-        self._requests.put_nowait({"type": "http.request", "body": sent, "more_body": False})
-        self._arrived = asyncio.Event()
-        self._rest = b""
-        sent_headers = {
-            "host": "localhost",
-            "authorization": f"Bearer {TOKEN}",
-            "content-type": "application/json",
-            **(headers or {}),
-        }
-        scope = {
-            "type": "http",
-            "http_version": "1.1",
-            "method": method,
-            "path": path,
-            "raw_path": path.encode(),
-            "query_string": query.encode(),
-            "headers": [(name.encode(), value.encode()) for name, value in sent_headers.items()],
-            "client": ("127.0.0.1", 1),
-            "server": ("127.0.0.1", 80),
-            "scheme": "http",
-            "extensions": {"parley.chunks": self},
-        }
-        self.answered = asyncio.ensure_future(worker.app(scope, self._requests.get, self._take))
-
-    async def _take(self, message: Message) -> None:
-        if message["type"] == "http.response.start":
-            self.status, self.headers = message["status"], dict(message["headers"])
-            self._has_begun = True
-        self._add(message.get("body", b""))
-
-    @property
-    def is_open(self) -> bool:
-        """As our protocol class says it."""
-        return self._has_begun and not self.is_jammed
-
-    def write(self, part: bytes) -> None:
-        assert self.is_open and part
-        self.num_straight += 1
-        self._add(part)
-
-    def _add(self, part: bytes) -> None:
-        *events, self._rest = (self._rest + part).split(b"\n\n")
-        for event in events:
-            data = [line for line in event.split(b"\n") if line.startswith(b"data: ")]
-            if data == [b"data: [DONE]"]:
-                self.is_done = True
-                continue
-            self.frames += [orjson.loads(line.removeprefix(b"data: ")) for line in data]
-        self._arrived.set()
-
-    def leave(self) -> None:
-        """The client closes its connection."""
-        self._requests.put_nowait({"type": "http.disconnect"})
-
-    async def num_frames(self, count: int) -> None:
-        """Return when there are so many."""
-        await self._until(lambda: len(self.frames) >= count)
-
-    async def first(self, kind: str) -> Frame:
-        """The first frame of that type, when it has come."""
-        await self._until(lambda: any(f["type"] == kind for f in self.frames))
-        return next(frame for frame in self.frames if frame["type"] == kind)
-
-    async def _until(self, is_so: Callable[[], bool]) -> None:
-        async with asyncio.timeout(PATIENCE):
-            while not is_so():
-                self._arrived.clear()
-                await self._arrived.wait()
-
-    async def body(self) -> Any:
-        """A whole answer that is no stream."""
-        await asyncio.wait_for(self.answered, PATIENCE)
-        return orjson.loads(self._rest)

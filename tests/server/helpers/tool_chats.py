@@ -26,12 +26,12 @@ from tests.helpers.redis_server import fresh_prefix
 from tests.server.helpers.callers import CallingEngine
 from tests.server.helpers.in_process import (
     PATIENT,
-    Dice,
     LocalClient,
     kill,
     patient_history,
     running_workers,
 )
+from tests.server.helpers.scripted_engine import Dice
 from tests.server.tools.helpers.running import GOOD, RunningTools
 
 TAKEN_OVER = msgspec.structs.replace(PATIENT, sweep=0.2)

@@ -22,15 +22,9 @@ from tests.helpers.redis_server import fresh_prefix
 from tests.helpers.tiny_model import oracle_answer, oracle_word
 from tests.server.helpers.answering import until
 from tests.server.helpers.appends import Outage
-from tests.server.helpers.in_process import (
-    PATIENT,
-    Dice,
-    Http,
-    LocalClient,
-    ScriptedEngine,
-    patient_history,
-    running_workers,
-)
+from tests.server.helpers.in_process import PATIENT, LocalClient, patient_history, running_workers
+from tests.server.helpers.local_http import Http
+from tests.server.helpers.scripted_engine import Dice, ScriptedEngine
 
 FIRST, NUM_TOKENS = 20, 5
 TEXT = oracle_answer(FIRST, NUM_TOKENS)

@@ -20,7 +20,8 @@ from sessions.model.ids import new_response_id
 from sessions.model.records import Message, utf16_length
 from tests.helpers.redis_server import fresh_prefix
 from tests.server.helpers.callers import TOOLS, CallingEngine
-from tests.server.helpers.in_process import Dice, running_workers
+from tests.server.helpers.in_process import running_workers
+from tests.server.helpers.scripted_engine import Dice
 from tests.server.helpers.watching import Viewer
 from tests.server.runs.test_takeover import CALM, Survivor
 from tests.sessions.helpers.chat import Chat

@@ -41,7 +41,8 @@ from tests.helpers.patience import PATIENCE
 from tests.helpers.redis_server import fresh_prefix
 from tests.helpers.tiny_model import oracle_answer, oracle_word
 from tests.server.helpers.appends import Outage
-from tests.server.helpers.in_process import Dice, LocalClient, ScriptedEngine, running_workers
+from tests.server.helpers.in_process import LocalClient, running_workers
+from tests.server.helpers.scripted_engine import Dice, ScriptedEngine
 from tests.sessions.helpers.chat import Chat
 
 FIRST, NUM_TOKENS, NUM_STORED = 5, 8, 3

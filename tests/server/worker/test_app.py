@@ -9,7 +9,9 @@ from structlog.testing import capture_logs
 from server.worker.app import Worker
 from sessions.connection.embedded import EmbeddedRedis
 from tests.helpers.redis_server import fresh_prefix
-from tests.server.helpers.in_process import Dice, Http, ScriptedEngine, running_workers
+from tests.server.helpers.in_process import running_workers
+from tests.server.helpers.local_http import Http
+from tests.server.helpers.scripted_engine import Dice, ScriptedEngine
 
 SECRET = "a secret in /some/path"
 

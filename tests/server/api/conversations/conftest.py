@@ -7,7 +7,8 @@ import pytest
 from sessions.connection.embedded import EmbeddedRedis
 from tests.helpers.redis_server import fresh_prefix
 from tests.server.api.conversations.house import House
-from tests.server.helpers.in_process import Dice, ScriptedEngine, running_worker
+from tests.server.helpers.in_process import running_worker
+from tests.server.helpers.scripted_engine import Dice, ScriptedEngine
 
 
 @pytest.fixture

@@ -5,7 +5,8 @@ from typing import Any
 
 from server.worker.app import Worker
 from tests.helpers.patience import PATIENCE
-from tests.server.helpers.in_process import Http, ScriptedEngine
+from tests.server.helpers.local_http import Http
+from tests.server.helpers.scripted_engine import ScriptedEngine
 
 PATH = "/v1/conversations"
 HELLO = {"role": "user", "content": "Hello"}

@@ -11,13 +11,8 @@ from tests.helpers.patience import PATIENCE
 from tests.helpers.redis_server import fresh_prefix
 from tests.helpers.tiny_model import oracle_answer, oracle_word
 from tests.server.api.conversations.house import GOOD, HELLO, PATH, House, session_of, text_of
-from tests.server.helpers.in_process import (
-    Dice,
-    LocalClient,
-    ScriptedEngine,
-    running_worker,
-    running_workers,
-)
+from tests.server.helpers.in_process import LocalClient, running_worker, running_workers
+from tests.server.helpers.scripted_engine import Dice, ScriptedEngine
 
 UNKNOWN = "conv_" + "A" * 22
 CALL = {"type": "function_call", "call_id": "c1", "name": "weather", "arguments": "{}"}

@@ -17,8 +17,10 @@ from sessions.model.quotas import Budget
 from tests.helpers.patience import PATIENCE
 from tests.helpers.redis_server import fresh_prefix
 from tests.helpers.tiny_model import oracle_answer, oracle_word
-from tests.server.helpers.in_process import Dice, Http, ScriptedEngine, running_worker
-from tests.server.helpers.in_process import Request as Asked
+from tests.server.helpers.in_process import running_worker
+from tests.server.helpers.local_http import Http
+from tests.server.helpers.scripted_engine import Dice, ScriptedEngine
+from tests.server.helpers.scripted_engine import Request as Asked
 
 ROUTE = "/v1/chat/completions"
 

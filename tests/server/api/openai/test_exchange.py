@@ -11,14 +11,9 @@ from sessions.connection.embedded import EmbeddedRedis
 from tests.helpers.patience import PATIENCE
 from tests.helpers.redis_server import fresh_prefix
 from tests.helpers.tiny_model import oracle_answer, oracle_word
-from tests.server.helpers.in_process import (
-    PATIENT,
-    Dice,
-    Http,
-    Request,
-    ScriptedEngine,
-    running_workers,
-)
+from tests.server.helpers.in_process import PATIENT, running_workers
+from tests.server.helpers.local_http import Http
+from tests.server.helpers.scripted_engine import Dice, Request, ScriptedEngine
 
 BODIES: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {

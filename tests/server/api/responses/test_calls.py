@@ -11,7 +11,8 @@ from tests.helpers.patience import PATIENCE
 from tests.helpers.redis_server import fresh_prefix
 from tests.server.api.responses.test_operations import House, forget_run
 from tests.server.helpers.callers import ANSWER, TOOLS, CallingEngine
-from tests.server.helpers.in_process import Http, running_workers
+from tests.server.helpers.in_process import running_workers
+from tests.server.helpers.local_http import Http
 
 ASKED: dict[str, Any] = {"input": "How is it?", "tools": TOOLS, "max_output_tokens": 200}
 SENSELESS = ("id", "call_id", "item_id", "created_at", "completed_at")

@@ -15,7 +15,9 @@ from sessions.model.ids import session_of
 from tests.helpers.patience import PATIENCE
 from tests.helpers.redis_server import fresh_prefix
 from tests.helpers.tiny_model import oracle_answer, oracle_word
-from tests.server.helpers.in_process import Dice, Http, Request, ScriptedEngine, running_workers
+from tests.server.helpers.in_process import running_workers
+from tests.server.helpers.local_http import Http
+from tests.server.helpers.scripted_engine import Dice, Request, ScriptedEngine
 
 ROUTE = "/v1/responses"
 Frame = dict[str, Any]

@@ -14,14 +14,9 @@ from tests.end_to_end.frames.client_model import Answer
 from tests.end_to_end.oracle.history import History
 from tests.helpers.redis_server import fresh_prefix
 from tests.helpers.tiny_model import oracle_word
-from tests.server.helpers.in_process import (
-    Dice,
-    Http,
-    LocalClient,
-    Request,
-    ScriptedEngine,
-    running_workers,
-)
+from tests.server.helpers.in_process import LocalClient, running_workers
+from tests.server.helpers.local_http import Http
+from tests.server.helpers.scripted_engine import Dice, Request, ScriptedEngine
 from tests.sessions.helpers.chat import Chat
 
 

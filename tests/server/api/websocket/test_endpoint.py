@@ -13,7 +13,8 @@ from server.protocol.close_codes import CloseCode
 from server.worker.app import Worker
 from sessions.connection.embedded import EmbeddedRedis
 from tests.helpers.redis_server import fresh_prefix
-from tests.server.helpers.in_process import TOKEN, Dice, ScriptedEngine, Wire, running_workers
+from tests.server.helpers.in_process import TOKEN, Wire, running_workers
+from tests.server.helpers.scripted_engine import Dice, ScriptedEngine
 
 GOOD = [(b"host", b"localhost"), (b"authorization", f"Bearer {TOKEN}".encode())]
 

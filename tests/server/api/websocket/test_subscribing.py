@@ -15,7 +15,8 @@ from sessions.store.store import SessionStore
 from tests.end_to_end.oracle.history import History
 from tests.helpers.redis_server import fresh_prefix
 from tests.helpers.tiny_model import oracle_answer, oracle_word
-from tests.server.helpers.in_process import Dice, LocalClient, ScriptedEngine, running_workers
+from tests.server.helpers.in_process import LocalClient, running_workers
+from tests.server.helpers.scripted_engine import Dice, ScriptedEngine
 
 
 async def test_a_subscription_that_fails_in_the_middle_was_never_confirmed(

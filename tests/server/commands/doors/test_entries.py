@@ -17,7 +17,9 @@ from tests.helpers.patience import PATIENCE
 from tests.helpers.redis_server import fresh_prefix
 from tests.helpers.tiny_model import oracle_answer, oracle_word
 from tests.server.helpers.answering import until
-from tests.server.helpers.in_process import Dice, Http, ScriptedEngine, running_workers
+from tests.server.helpers.in_process import running_workers
+from tests.server.helpers.local_http import Http
+from tests.server.helpers.scripted_engine import Dice, ScriptedEngine
 
 
 class House:

@@ -9,7 +9,7 @@ from sessions.model.errors import ResponseNotFound, SessionNotFound
 from sessions.model.ids import session_of
 from tests.helpers.patience import PATIENCE
 from tests.server.api.responses.test_operations import House, house
-from tests.server.helpers.in_process import Http
+from tests.server.helpers.local_http import Http
 
 __all__ = ["house"]
 

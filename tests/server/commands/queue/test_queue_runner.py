@@ -15,13 +15,8 @@ from sessions.model.queue import NextRound, derived_item_id
 from tests.helpers.redis_server import fresh_prefix
 from tests.helpers.tiny_model import oracle_word
 from tests.server.helpers.callers import CallingEngine
-from tests.server.helpers.in_process import (
-    Dice,
-    LocalClient,
-    ScriptedEngine,
-    patient_history,
-    running_workers,
-)
+from tests.server.helpers.in_process import LocalClient, patient_history, running_workers
+from tests.server.helpers.scripted_engine import Dice, ScriptedEngine
 from tests.sessions.helpers.chat import Chat
 from tests.sessions.helpers.queued import queued
 

@@ -28,13 +28,12 @@ from tests.helpers.redis_server import fresh_prefix
 from tests.helpers.tiny_model import oracle_word
 from tests.server.helpers.in_process import (
     PATIENT,
-    Dice,
     LocalClient,
-    ScriptedEngine,
     kill,
     patient_history,
     running_worker,
 )
+from tests.server.helpers.scripted_engine import Dice, ScriptedEngine
 
 AT_ONCE = 10  # schedules at a time, on the same workers
 SETTINGS = {"temperature": 0, "max_output_tokens": 6}

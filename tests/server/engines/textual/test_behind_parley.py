@@ -25,12 +25,11 @@ from tests.helpers.tiny_model import oracle_answer, oracle_word
 from tests.server.helpers.in_process import (
     PATIENT,
     TOKEN,
-    Dice,
     LocalClient,
-    ScriptedEngine,
     patient_history,
     running_worker,
 )
+from tests.server.helpers.scripted_engine import Dice, ScriptedEngine
 from tests.server.helpers.tool_chats import die
 
 NUM_TOKENS = 9

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from tests.server.helpers.callers import ANSWER, CallingEngine
-from tests.server.helpers.in_process import Http
+from tests.server.helpers.local_http import Http
 from tests.server.helpers.tool_chats import TAKEN_OVER, Chats, ToolChat, calling, die
 
 ECHO = {"text": "said"}

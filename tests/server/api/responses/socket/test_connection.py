@@ -18,7 +18,9 @@ from tests.helpers.patience import PATIENCE
 from tests.helpers.redis_server import fresh_prefix
 from tests.helpers.tiny_model import oracle_answer, oracle_word
 from tests.server.api.responses.socket.client import Frame, SocketClient
-from tests.server.helpers.in_process import Dice, Http, Request, ScriptedEngine, running_workers
+from tests.server.helpers.in_process import running_workers
+from tests.server.helpers.local_http import Http
+from tests.server.helpers.scripted_engine import Dice, Request, ScriptedEngine
 
 END = "response.incomplete"  # four tokens are never enough
 
@@ -237,7 +239,7 @@ async def test_nothing_is_told_after_the_rights_of_a_user_have_ended(
         assert run is not None
         await asyncio.wait_for(run.until_stored(run.sequence_number), PATIENCE)
         await client.until("response.output_text.delta")
-        for _ in range(20):  # whoever sends it waits for more by then
+        for _ in range(20):  # its sender waits for more by then
             await asyncio.sleep(0)
         straight: list[Any] = []
         monkeypatch.setattr(client.wire, "write_frames", straight.append)
