@@ -248,6 +248,17 @@ class Site:
     def read(self, request_id: str, **options: Any) -> Reader:
         return Reader(self.group, request_id, **options)
 
+    async def begin(
+        self, request_id: str, *token_ids: int, **options: Any
+    ) -> tuple[Reader, ScriptedLink, ScriptedLink]:
+        """An answer that has said so much, the link of its engine, and another one."""
+        reader = self.read(request_id, **options)
+        await self.settle()
+        mine, other = self.at(request_id)
+        mine.emit(request_id, *token_ids)
+        await self.settle()
+        return reader, mine, other
+
     def place_of(self, request_id: str) -> str:
         """The name of the engine that was asked last for this answer."""
         return [name for name, link in self.links.items() if link.ids(request_id)][-1]

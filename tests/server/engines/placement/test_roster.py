@@ -13,7 +13,7 @@ async def test_an_engine_that_drains_takes_nothing_new_and_ends_what_it_has(site
     reader = site.read("r", session_id="s")
     await site.settle()
     mine, other = site.at("r")
-    name = "a" if mine is site.links["a"] else "b"
+    name = site.place_of("r")
     mine.emit("r", *ids[:5])
     site.change(name, is_draining=True)
     await site.settle()
@@ -35,12 +35,8 @@ async def test_an_engine_that_drains_takes_nothing_new_and_ends_what_it_has(site
 
 async def test_an_engine_that_is_to_keep_nothing_hands_its_answers_over(site: Site) -> None:
     ids = ids_of(site)
-    reader = site.read("r")
-    await site.settle()
-    mine, other = site.at("r")
-    mine.emit("r", *ids[:11])
-    await site.settle()
-    site.change("a" if mine is site.links["a"] else "b", is_draining=True, must_move=True)
+    reader, _, other = await site.begin("r", *ids[:11])
+    site.change(site.place_of("r"), is_draining=True, must_move=True)
     await site.settle()
     assert other.sent[0].resume_token_ids == ids[:11]
     other.emit("r", *ids[11:], finish_reason="length")
@@ -52,12 +48,8 @@ async def test_an_engine_that_is_removed_hands_its_answers_over_and_is_closed(
     site: Site,
 ) -> None:
     ids = ids_of(site)
-    reader = site.read("r")
-    await site.settle()
-    mine, other = site.at("r")
-    mine.emit("r", *ids[:11])
-    await site.settle()
-    site.remove("a" if mine is site.links["a"] else "b")
+    reader, mine, other = await site.begin("r", *ids[:11])
+    site.remove(site.place_of("r"))
     await site.settle()
     assert mine.is_closed and other.sent[0].resume_token_ids == ids[:11]
     other.emit("r", *ids[11:], finish_reason="length")
@@ -70,11 +62,8 @@ async def test_answers_leave_an_engine_as_soon_as_another_one_takes_them(
     site: Site, is_removed: bool
 ) -> None:
     ids = ids_of(site)
-    reader = site.read("r")
-    await site.settle()
-    mine, other = site.at("r")
+    reader, mine, other = await site.begin("r", *ids[:11])
     name = site.place_of("r")
-    mine.emit("r", *ids[:11])
     other.stall()
     if is_removed:
         site.remove(name)
@@ -97,10 +86,7 @@ async def test_answers_of_an_engine_that_dies_after_it_was_removed_wait_for_no_d
     site: Site,
 ) -> None:
     ids = ids_of(site)
-    reader = site.read("r")
-    await site.settle()
-    mine, other = site.at("r")
-    mine.emit("r", *ids[:11])
+    reader, mine, other = await site.begin("r", *ids[:11])
     other.stall()
     site.remove(site.place_of("r"))
     await site.settle()
@@ -118,11 +104,7 @@ async def test_answers_of_a_dead_engine_go_on_when_the_pause_of_another_one_is_o
 ) -> None:
     monkeypatch.setattr("server.engines.placement.group.LOOK_SECONDS", 0.0)
     ids = ids_of(site)
-    reader = site.read("r")
-    await site.settle()
-    mine, other = site.at("r")
-    mine.emit("r", *ids[:11])
-    await site.settle()
+    reader, mine, other = await site.begin("r", *ids[:11])
     paused = next(member for member in site.members if site.links[member.name] is other)
     now = asyncio.get_running_loop().time()
     for _ in range(3):
@@ -140,11 +122,7 @@ async def test_answers_of_a_dead_engine_go_on_when_the_pause_of_another_one_is_o
 
 async def test_an_answer_that_fails_while_it_is_moved_goes_on_all_the_same(site: Site) -> None:
     ids = ids_of(site)
-    reader = site.read("r")
-    await site.settle()
-    mine, other = site.at("r")
-    mine.emit("r", *ids[:11])
-    await site.settle()
+    reader, mine, other = await site.begin("r", *ids[:11])
     mine.emit("r", finish_reason="error", error=("engine_error", "it broke off"))
     site.change(site.place_of("r"), is_draining=True, must_move=True)
     await site.settle()
@@ -159,12 +137,10 @@ async def test_an_answer_with_a_form_stays_where_no_other_engine_could_go_on_wit
     site: Site, exactness: Exactness
 ) -> None:
     form = StructuredOutputsParams(json_object=True)
-    reader = site.read("r", params=params_of(structured_outputs=form))
-    await site.settle()
-    mine, other = site.at("r")
+    reader, mine, other = await site.begin(
+        "r", *ids_of(site, "{}"), params=params_of(structured_outputs=form)
+    )
     other.exactness = exactness
-    mine.emit("r", *ids_of(site, "{}"))
-    await site.settle()
     site.change(site.place_of("r"), is_draining=True, must_move=True)
     await site.settle()
     assert mine.aborted == [] == other.sent

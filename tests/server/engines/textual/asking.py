@@ -7,9 +7,11 @@ from typing import Any
 from server.engines.client import RequestOutput, SamplingParams
 from server.engines.textual.answers import GRAMMAR
 from server.engines.textual.engine import TextEngine
+from server.engines.textual.line import Patience
 from tests.helpers.patience import PATIENCE
 
 HELLO = [{"role": "user", "content": "Hello"}]
+HASTY = Patience(first=1.0, next=1.0, last=0.2)
 
 
 class Asker:
