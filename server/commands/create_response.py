@@ -22,21 +22,15 @@ from server.access.rates import budget_entry
 from server.commands.admission import Admission
 from server.commands.doors.brought import Brought
 from server.commands.reply_target import ReplyTarget, ReplyTargets
-from server.engines.client import EngineClient, Exactness, ServedModel, ValidationError
+from server.engines.client import ServedModel
 from server.engines.models import Models
 from server.generation.prompts import Prompt, PromptBuilders
-from server.generation.sampling import (
-    choice_problem,
-    effective_settings,
-    offered_tools,
-    sampling_params,
-    structured_outputs,
-)
+from server.generation.sampling import check_settings, effective_settings, offered_tools
 from server.live.hub import Hub
 from server.live.subscription import Subscription
 from server.protocol.client_frames import CreateResponse
 from server.protocol.encoding import of_stored
-from server.protocol.errors import ApiError, invalid_field
+from server.protocol.errors import ApiError
 from server.protocol.objects import MessageObject, QueueObject, ResponseObject, SettingsObject
 from server.protocol.server_frames import (
     CreatedEntry,
@@ -48,7 +42,8 @@ from server.protocol.server_frames import (
 )
 from server.protocol.store_errors import translated
 from server.protocol.titles import TITLE_CHARACTERS, clean_title
-from server.runs.active_limit import ActiveLimit, room_entry
+from server.runs.quotas.active_limit import ActiveLimit, room_entry
+from server.runs.quotas.group_tokens import give_back, hold_tokens
 from server.runs.run import Run
 from server.runs.runs import Runs
 from server.telemetry.tracing import AnswerTrace, AnswerTracing
@@ -57,7 +52,6 @@ from sessions.model.errors import (
     MessageChanged,
     ResponseInProgress,
     SessionError,
-    StoreUnavailable,
 )
 from sessions.model.events import ObjectEvent
 from sessions.model.ids import is_response_id, new_response_id
@@ -74,8 +68,6 @@ if TYPE_CHECKING:  # a server without tools imports nothing of them
 logger = structlog.get_logger("server")
 
 MAX_TRIES = 4  # each means that something else began or ended in the session meanwhile
-SETTINGS = {"structured_outputs": "output", "max_tokens": "max_output_tokens"}  # to the engine
-TEXT = {"type": "text"}  # the `output` of an answer that may have any form
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,7 +266,7 @@ class ResponseCreator:
             if run is None:
                 self._limit.free(uid, response_id)
                 if group is not None and is_asked:
-                    self._runs.spawn(self._give_back(group, response_id))
+                    self._runs.spawn(give_back(self._store.budgets, group, response_id))
         if run is None:
             return begun.response_id, True
         if trace is not None:
@@ -303,14 +295,8 @@ class ResponseCreator:
         """What the user's group holds for the answer. Raises `QuotaExceeded`."""
         num_prompt = len(prompt.token_ids)
         room = self._models.engine(settings["model"]).model_config.max_model_len - num_prompt
-        wanted = num_prompt + min(settings["max_output_tokens"], room)
-        budgets = self._store.budgets
-        return await budgets.hold(group, response_id, wanted=wanted, least=num_prompt + 1)
-
-    async def _give_back(self, group: str, response_id: str) -> None:
-        """The answer never began."""
-        with contextlib.suppress(StoreUnavailable):  # then whoever finds too little left looks
-            await self._store.budgets.settle(group, response_id, 0)
+        max_tokens = min(settings["max_output_tokens"], room)
+        return await hold_tokens(self._store.budgets, group, response_id, num_prompt, max_tokens)
 
     async def _target(self, wish: _Wish, session: Session) -> ReplyTarget:
         if wish.brought is not None:
@@ -354,25 +340,13 @@ class ResponseCreator:
         )
         if brought is not None:
             settings |= brought.settings
-        try:
-            structured_outputs(settings.get("output"))
-        except ValidationError as error:
-            message = f"{error}"
-            raise ApiError("output_format_refused", message, param="settings.output") from error
         tools = offered_tools(settings)
         if any(tool["type"] == "mcp" for tool in tools):
             if self._tools is None:
                 message = "this server runs no tools: its operator has configured none"
                 raise ApiError("tool_not_found", message, param="settings.tools")
             settings["tools"] = await self._tools.expanded(tools)
-        engine = self._models.engine(name)
-        if engine.exactness is not Exactness.EXACT:  # else it is ours, which can all of it
-            check_settings(engine, settings)
-        if offered_tools(settings) and settings.get("output", TEXT) != TEXT:
-            problem = "an answer of a given form calls no tools: say tool_choice none with it"
-            raise invalid_field("settings.output", problem)
-        if choice := choice_problem(settings):
-            raise invalid_field("settings.tool_choice", choice)
+        check_settings(self._models.engine(name), settings)
         return settings
 
     def _chosen(self, name: str) -> ServedModel:
@@ -504,20 +478,8 @@ class ResponseCreator:
             await self._hub.publish_updated(session, by="policy")
 
 
-def check_settings(engine: EngineClient, settings: Mapping[str, Any]) -> None:
-    """Raise `ApiError` by the setting's name for what an engine of another maker cannot do.
-
-    Of a model that is not loaded yet the end of the answer says it.
-    """
-    try:
-        engine.check_params(sampling_params(settings, max_tokens=1))
-    except ValidationError as error:
-        name = SETTINGS.get(error.parameter or "", error.parameter)
-        raise invalid_field(f"settings.{name}", f"{error}") from error
-
-
 def _code(error: Exception) -> str:
-    """What the asker is told: a code of the protocol, where there is one."""
+    """What the asker is sent: a code of the protocol, where there is one."""
     refusal = translated(error) if isinstance(error, SessionError) else error
     return refusal.code if isinstance(refusal, ApiError) else type(error).__name__
 

@@ -1,4 +1,4 @@
-"""A session's and a response's settings → what the engine is asked for, defaults filled in."""
+"""A session's and a response's settings, filled in and checked → what the engine is asked for."""
 
 import secrets
 from collections.abc import Mapping, Sequence
@@ -7,17 +7,21 @@ from typing import Any
 
 from server.engines.client import (
     MIN_TEMPERATURE,
+    EngineClient,
+    Exactness,
     RequestOutputKind,
     SamplingParams,
     ServedModel,
     StructuredOutputsParams,
     ValidationError,
 )
+from server.protocol.errors import ApiError, invalid_field
 
 DEFAULT_TEMPERATURE = 0.7
 DEFAULT_TOP_P = 0.95
 MAX_DEFAULT_OUTPUT_TOKENS = 2048
 SEED_BITS = 53  # what JavaScript can hold
+SETTINGS = {"structured_outputs": "output", "max_tokens": "max_output_tokens"}  # to the engine
 
 
 def effective_settings(
@@ -43,6 +47,32 @@ def effective_settings(
     if settings.get("seed") is None:
         settings["seed"] = secrets.randbits(SEED_BITS)
     return settings
+
+
+def check_settings(engine: EngineClient, settings: Mapping[str, Any]) -> None:
+    """Raise `ApiError` by a setting's name for what no answer, or none of this engine, can do.
+
+    Of a model that is not loaded yet the end of the answer says what it cannot.
+    """
+    try:
+        structured_outputs(settings.get("output"))
+    except ValidationError as error:
+        raise ApiError("output_format_refused", f"{error}", param="settings.output") from error
+    if engine.exactness is not Exactness.EXACT:  # else it is ours, which can all of it
+        _check_params(engine, settings)
+    if offered_tools(settings) and has_form(settings):
+        problem = "an answer of a given form calls no tools: say tool_choice none with it"
+        raise invalid_field("settings.output", problem)
+    if choice := choice_problem(settings):
+        raise invalid_field("settings.tool_choice", choice)
+
+
+def _check_params(engine: EngineClient, settings: Mapping[str, Any]) -> None:
+    try:
+        engine.check_params(sampling_params(settings, max_tokens=1))
+    except ValidationError as error:
+        name = SETTINGS.get(error.parameter or "", error.parameter)
+        raise invalid_field(f"settings.{name}", f"{error}") from error
 
 
 def sampling_params(

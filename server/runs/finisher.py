@@ -14,7 +14,6 @@ import structlog
 from msgspec.structs import replace as replace_fields
 
 from server.config.intervals import STORE_RETRY_SECONDS
-from server.generation.queue_estimate import QueueEstimate
 from server.live.hub import Hub
 from server.live.response_log import is_done
 from server.protocol.encoding import of_stored
@@ -25,6 +24,7 @@ from server.runs.run import Run
 from server.runs.state import STATUS_TO_MESSAGE_STATUS, End, pauses_queue
 from server.runs.stop import Stop, cancel_command
 from server.runs.tools.runner import next_round_of
+from server.runs.waiting import QueueEstimate
 from server.telemetry.metrics import Metrics
 from sessions.model.errors import (
     CancelPending,

@@ -15,12 +15,9 @@ from itertools import groupby
 from typing import Any
 
 import structlog
-from msgspec import UNSET
 
-from server.config.intervals import STORE_RETRY_SECONDS, Intervals
-from server.config.models import ModelState
+from server.config.intervals import Intervals
 from server.engines.client import (
-    CANNOT_CONTINUE,
     EngineClient,
     EngineDeadError,
     EngineError,
@@ -45,7 +42,6 @@ from server.generation.answers import (
 )
 from server.generation.logprobs import token_logprobs
 from server.generation.prompts import PromptBuilder
-from server.generation.queue_estimate import QueueEstimate
 from server.generation.sampling import has_form, must_call, offered_tools, sampling_params
 from server.live.hub import Hub
 from server.live.response_log import reasoning_of, text_of
@@ -53,20 +49,19 @@ from server.protocol.errors import ApiError
 from server.protocol.objects import Engine, Reason
 from server.protocol.server_frames import (
     InProgressEntry,
-    QueueReason,
     ResponseProgress,
-    ResponseQueued,
 )
 from server.runs.finisher import Finisher
 from server.runs.log_writer import LogWriter, lose
+from server.runs.quotas.group_tokens import hold_for_run
 from server.runs.resuming import unsaid
 from server.runs.run import Run
-from server.runs.state import End
+from server.runs.state import End, end_of_error
 from server.runs.stop import Stop, StoredStop
 from server.runs.tools.runner import ToolRunner
+from server.runs.waiting import QueueEstimate, Waiting, store_retry
 from server.telemetry.metrics import Metrics
-from sessions.background import start
-from sessions.model.errors import QuotaExceeded, ResponseNotFound, StoreUnavailable
+from sessions.model.errors import ResponseNotFound, StoreUnavailable
 from sessions.model.events import ObjectEvent, TextEvent
 from sessions.model.replies import Finished
 from sessions.store.appends.appender import Appender
@@ -75,19 +70,12 @@ from sessions.store.store import SessionStore
 logger = structlog.get_logger("server")
 
 FLUSH_SECONDS = 0.025  # between two text events of one answer; the first goes at once
-QUEUE_FRAME_SECONDS = 0.5  # `response.queued` is sent at most twice a second
 PROGRESS_SECONDS = 1.0  # between two `response.progress`
 LATE_REFUSALS: Mapping[str, Reason] = {  # of models that were not loaded when they were asked
     "output_format_refused": "output_format_refused",
     "thinking_not_supported": "thinking_not_supported",
     "tools_not_supported": "tools_not_supported",
 }
-FORM_PROBLEMS = ("grammar_refused", "unsupported_parameter", "invalid_request")  # of the engine
-INCOMPLETE: Mapping[str, Reason] = {  # what the engine says of its end → what clients hear
-    CANNOT_CONTINUE: "engine_lost",
-    "content_filter": "content_filter",
-}
-ENGINE_WAIT_SECONDS = 60.0  # of an answer whose turn comes while there is no engine core
 
 
 class Producer:
@@ -134,8 +122,9 @@ class Producer:
             on_stop=self.stop_as_stored,
             on_loss=self._lose,
         )
-        self._waits_for_model = False
-        self._last_queue_frame = 0.0
+        self.waiting = Waiting(
+            run, store=store, engine=engine, hub=hub, estimate=self._queue, models=models
+        )
         self._progress_at = 0.0  # when `response.progress` was sent
         self._last_text_at: float | None = None
         self._window_ends = 0.0  # until then, new text waits for more
@@ -160,8 +149,7 @@ class Producer:
         try:
             async with self._writer.running():
                 if queued_behind:
-                    self.show_queued("session", queued_behind)
-                    await self._hold()
+                    await self.waiting.turn(queued_behind, self._intervals.promotion)
                     if run.trace is not None:
                         run.trace.passed("turn")
                 with self._using():
@@ -187,22 +175,6 @@ class Producer:
         )
         return await finisher.finish(end)
 
-    async def _hold(self) -> None:
-        """Wait for the answer's turn, until it is promoted or stopped."""
-        while not self._run.promoted.is_set():
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._intervals.promotion):
-                    await self._run.promoted.wait()
-            await self._look_for_promotion()
-
-    async def _look_for_promotion(self) -> None:
-        """The message that promotes may be lost: the store knows whose turn it is."""
-        run = self._run
-        with contextlib.suppress(StoreUnavailable):
-            live = await self._store.responses.live(run.session_id)
-            if live.active == run.response_id or run.is_elsewhere:
-                run.promoted.set()
-
     # ---- the prompt -----------------------------------------------------------------------------
 
     def _using(self) -> AbstractContextManager[None]:
@@ -217,7 +189,7 @@ class Producer:
         if run.has_outputs:  # its model had ended when another worker began with its calls
             return run.end("stop", None, "released")
         if run.prompt is None and run.stopping is None:
-            await self._wait_for_engine()  # it knows how long a prompt may be
+            await self.waiting.engine()  # it knows how long a prompt may be
             self._know_model()
             while run.prompt is None and run.stopping is None:
                 await self._read_prompt()
@@ -230,8 +202,11 @@ class Producer:
         token_ids = run.prompt.token_ids
         room = self._engine.model_config.max_model_len - len(token_ids)
         max_tokens = min(settings["max_output_tokens"], room)
-        if (refusal := await self._hold_tokens(len(token_ids), max_tokens)) is not None:
-            return refusal
+        if (group := run.group) is not None:
+            budgets = self._store.budgets
+            end = await hold_for_run(budgets, run, group, len(token_ids), max_tokens)
+            if end is not None:
+                return end
         max_tokens = run.within_budget(max_tokens)
         chat_stop = self._engine.get_tokenizer().chat_stop
         params = sampling_params(settings, max_tokens, chat_stop, run.base, run.prompt.call_form)
@@ -262,32 +237,7 @@ class Producer:
                 )
             )
         except StoreUnavailable:  # not `until_done`: a stop ends this wait at once
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(STORE_RETRY_SECONDS):
-                    await run.stop_asked.wait()
-
-    async def _hold_tokens(self, num_prompt: int, max_tokens: int) -> End | None:
-        """Have the user's group hold what the answer may use; how it ends if nothing is left.
-
-        What another worker had it hold for this answer is found again. It waits for a store that
-        is away, until somebody stops it: others must not use the same tokens.
-        """
-        run, wanted = self._run, num_prompt + max_tokens
-        while run.group is not None and (run.tokens_held or 0) < wanted:
-            if run.stopping is not None:
-                return run.end("abort", None, "released")
-            try:
-                run.tokens_held = await self._store.budgets.hold(
-                    run.group, run.response_id, wanted=wanted, least=num_prompt + 1
-                )
-                break
-            except QuotaExceeded:
-                return End("incomplete", "quota", "released")
-            except StoreUnavailable:
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(STORE_RETRY_SECONDS):
-                        await run.stop_asked.wait()
-        return None
+            await store_retry(run)
 
     # ---- from the engine ------------------------------------------------------------------------
 
@@ -299,7 +249,7 @@ class Producer:
         run = self._run
         if run.stopping is not None:  # stopped before the engine heard of it
             return run.end("abort", None, "released")
-        await self._wait_for_engine()
+        await self.waiting.engine()
         if run.stopping is not None:
             return run.end("abort", None, "released")
         run.num_prompt_tokens = len(token_ids)
@@ -359,7 +309,7 @@ class Producer:
             run.timeline.note("aborted_at")
         engine: Engine = "released" if confirmed else "unknown"
         if error is not None and run.stopping is None:
-            return _end_of(error, engine, has_form=params.structured_outputs is not None)
+            return end_of_error(error, engine, has_form=params.structured_outputs is not None)
         return run.end(finish_reason, stop_reason, engine)
 
     def _take_up(self, token_ids: list[int], params: SamplingParams) -> bool:
@@ -382,46 +332,11 @@ class Producer:
         self._add_parts(rest, [])
         return True
 
-    async def _wait_for_engine(self) -> None:
-        """An answer that was promised waits for a core that restarts, or for its model to be
-        loaded, until somebody stops it. Raises `ModelLoadError`.
-        """
-        if self._engine.is_ready:
-            return
-        ready = start(self._engine.wait_ready(ENGINE_WAIT_SECONDS))
-        waits = [ready, start(self._run.stop_asked.wait())]
-        self._waits_for_model = True
-        self.show_loading()
-        try:
-            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            self._waits_for_model = False
-            for wait in waits:
-                wait.cancel()
-            outcomes = await asyncio.gather(*waits, return_exceptions=True)
-        if isinstance(outcomes[0], ModelLoadError) and self._run.stopping is None:
-            raise outcomes[0]
-
     def _know_model(self) -> None:
         """What its files say may not have been known when the answer began."""
         run = self._run
         if run.model is not None and not run.model.fingerprint and self._models is not None:
             run.model = self._models.served.get(run.model.name, run.model)
-
-    def show_loading(self) -> None:
-        """Tell the viewers how far the model is that the answer waits for; no-op for any other."""
-        if self._models is None or not self._waits_for_model:
-            return
-        model = self._models.status(self._run.response.get("model", ""))
-        if model is None or model.state is ModelState.LOADED:
-            return
-        frame = ResponseQueued(
-            response_id=self._run.response_id,
-            reason="model_loading",
-            position=0,
-            progress=UNSET if model.progress is None else round(model.progress, 2),
-        )
-        self._hub.put_unnumbered(self._run.response_id, frame)
 
     def _take(self, output: RequestOutput) -> None:
         """What an engine yields: its last output, or all of them."""
@@ -573,29 +488,7 @@ class Producer:
         if progress.scheduled:
             self._start()
         elif progress.queue_position is not None and run.stopping is None:
-            if progress.is_waking:
-                self.show_queued("engine_waking", 0)
-                return
-            self._queue.moved(run.response_id, progress.queue_position)
-            self.show_queued("engine", progress.queue_position, progress.num_tokens_ahead)
-
-    def show_queued(
-        self, reason: QueueReason, position: int, ahead_tokens: int | None = None
-    ) -> None:
-        """Tell the viewers what the answer waits for; not numbered, at most twice a second."""
-        now = time.monotonic()
-        if now - self._last_queue_frame >= QUEUE_FRAME_SECONDS:
-            self._last_queue_frame = now
-            response_id = self._run.response_id
-            eta_ms = self._queue.wait_ms(reason, position)
-            frame = ResponseQueued(
-                response_id=response_id,
-                reason=reason,
-                position=position,
-                ahead_tokens=UNSET if ahead_tokens is None else ahead_tokens,
-                eta_ms=UNSET if eta_ms is None else eta_ms,
-            )
-            self._hub.put_unnumbered(response_id, frame)
+            self.waiting.show_place(progress)
 
     def _start(self) -> None:
         """`response.in_progress`, once."""
@@ -604,7 +497,7 @@ class Producer:
             return
         run.timeline.scheduled = time.monotonic()
         run.timeline.note("started_at")
-        self._queue.started(run.response_id)
+        self.waiting.over()
         event = run.add_object(
             InProgressEntry(
                 response_id=run.response_id,
@@ -638,16 +531,6 @@ class Producer:
         """What the engine would still say is nobody's to hear."""
         lose(self._run, error)
         self._hub.spawn(self._engine.abort(self._run.response_id))
-
-
-def _end_of(error: OutputError, engine: Engine, *, has_form: bool) -> End:
-    """How an answer ends that its engine cannot make; what is refused says so to a person."""
-    if error.code in INCOMPLETE:
-        return End("incomplete", INCOMPLETE[error.code], engine)
-    if has_form and error.code in FORM_PROBLEMS:
-        return End("failed", "output_format_refused", engine, message=error.message)
-    message = error.message if error.code == "invalid_request" else ""
-    return End("failed", "engine_error", engine, message=message)
 
 
 def _kind(part: Said) -> bool | None:

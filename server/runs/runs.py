@@ -19,20 +19,20 @@ from server.config.models import ModelStatus
 from server.engines.client import CoreState, EngineClient, EngineError
 from server.engines.models import Models
 from server.generation.prompts import PromptBuilders
-from server.generation.queue_estimate import QueueEstimate
 from server.live.hub import Hub
 from server.live.retries import until_done
 from server.protocol.errors import ApiError
 from server.protocol.objects import Reason
 from server.protocol.server_frames import QueueReason, ResponseQueued
-from server.runs.active_limit import ActiveLimit
 from server.runs.finisher import Finisher
 from server.runs.log_writer import LogWriter
 from server.runs.producer import Producer
+from server.runs.quotas.active_limit import ActiveLimit
 from server.runs.run import Run
 from server.runs.state import End, RunState
 from server.runs.stop import Stop, StoredStop, cancel_command
 from server.runs.tools.runner import ToolRunner
+from server.runs.waiting import QueueEstimate
 from server.telemetry.metrics import Metrics
 from sessions.background import Background
 from sessions.model.errors import ResponseNotFound, RunEnded, SessionError, StoreUnavailable
@@ -356,7 +356,7 @@ class Runs:
         engine = self._models.engine(status.name)
         for response_id, producer in self._producers.items():
             if self._engines.get(response_id) is engine:
-                producer.show_loading()
+                producer.waiting.show_loading()
 
     # ---- the worker ends ------------------------------------------------------------------------
 

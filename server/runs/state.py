@@ -1,8 +1,10 @@
 """`RunState`: the life of an answer at the worker that produces it, and how it may end."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 
+from server.engines.client import CANNOT_CONTINUE, OutputError
 from server.protocol.objects import By, EndStatus, Engine, Reason
 from sessions.model.records import MessageStatus
 
@@ -18,6 +20,11 @@ STOP_TO_STATUS: dict[Reason, EndStatus] = {
     "server_shutdown": "incomplete",
     "deadline": "incomplete",
 }  # else cancelled
+INCOMPLETE: Mapping[str, Reason] = {  # what the engine says of its end → what clients hear
+    CANNOT_CONTINUE: "engine_lost",
+    "content_filter": "content_filter",
+}
+FORM_PROBLEMS = ("grammar_refused", "unsupported_parameter", "invalid_request")  # of the engine
 STATUS_TO_MESSAGE_STATUS: dict[EndStatus, MessageStatus] = {
     "completed": "completed",
     "cancelled": "interrupted",
@@ -89,6 +96,16 @@ class End:
     def details(self) -> dict[str, str]:
         """As a message keeps it."""
         return {"reason": self.reason, **({"message": self.message} if self.message else {})}
+
+
+def end_of_error(error: OutputError, engine: Engine, *, has_form: bool) -> End:
+    """How an answer ends that its engine cannot make; what is refused says so to a person."""
+    if error.code in INCOMPLETE:
+        return End("incomplete", INCOMPLETE[error.code], engine)
+    if has_form and error.code in FORM_PROBLEMS:
+        return End("failed", "output_format_refused", engine, message=error.message)
+    message = error.message if error.code == "invalid_request" else ""
+    return End("failed", "engine_error", engine, message=message)
 
 
 def pauses_queue(end: End) -> bool:

@@ -33,8 +33,8 @@ from server.live.health import Health
 from server.live.hub import Hub
 from server.live.notices.board import NoticeBoard
 from server.runs.abandonment import Abandonment
-from server.runs.active_limit import ActiveLimit
 from server.runs.peers import Figures, Peers
+from server.runs.quotas.active_limit import ActiveLimit
 from server.runs.runs import Runs
 from server.runs.takeover import Takeover
 from server.runs.tools.runner import ToolRunner

@@ -16,9 +16,9 @@ from server.engines.client import (
 )
 from server.engines.models import Models
 from server.protocol.errors import ApiError
-from server.runs.active_limit import ActiveLimit
+from server.runs.quotas.active_limit import ActiveLimit
+from server.runs.quotas.group_tokens import give_back
 from sessions.background import Background
-from sessions.model.errors import StoreUnavailable
 from sessions.model.ids import new_response_id, new_session_id
 from sessions.model.quotas import Budget
 from sessions.store.store import SessionStore
@@ -126,14 +126,10 @@ class Entry:
     def _leave(self, call_id: str) -> None:
         del self._inside[call_id]
         if (group := self._held.pop(call_id, None)) is not None:  # it has failed before it began
-            self._background.spawn(self._give_back(group, call_id))
+            self._background.spawn(give_back(self._store.budgets, group, call_id))
         if not self._inside:
             self._empty.set()
 
     async def _charge(self, entered: Entered, num_tokens: int, group: str | None) -> None:
         now_ms = await self._store.client.now_ms()
         await self._store.budgets.charge(entered.uid, entered.id, num_tokens, now_ms, group=group)
-
-    async def _give_back(self, group: str, call_id: str) -> None:
-        with suppress(StoreUnavailable):
-            await self._store.budgets.settle(group, call_id, 0)

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from server.protocol.errors import ApiError
-from server.runs.active_limit import ActiveLimit
+from server.runs.quotas.active_limit import ActiveLimit
 from sessions.model.errors import NoSlot
 from sessions.model.ids import new_response_id, new_session_id
 from sessions.model.quotas import Room

@@ -2,8 +2,8 @@
 
 import pytest
 
-from server.generation import queue_estimate as module
-from server.generation.queue_estimate import QueueEstimate
+from server.runs import waiting as module
+from server.runs.waiting import QueueEstimate
 
 Clock = list[float]
 

@@ -1,0 +1,1 @@
+"""What answers take of their user's and their group's quotas, and give back."""
