@@ -1,17 +1,20 @@
 /**
  * The page's one controller: it owns the chat, the socket and the transcript, turns what the user does
- * into commands, and holds as signals what only the page knows (toasts, drawer, dialog). Components
- * read it and call it; they hold no state of their own worth losing.
+ * into commands, and holds as signals what only the page knows (drawer, dialog, the end of the list).
+ * Components read it and call it; they hold no state of their own worth losing.
  */
 
 import { signal } from "@preact/signals";
 
 import * as api from "./connection/api.js";
 import { Outbox } from "./connection/outbox.js";
-import { errorText, reasonText } from "./connection/protocol.js";
+import { errorText } from "./connection/protocol.js";
 import { Socket } from "./connection/socket.js";
 import { Store } from "./connection/storage.js";
+import { KeptUser } from "./connection/user.js";
 import { Announcement } from "./shell/announcement.js";
+import { Speech } from "./shell/speech.js";
+import { Toasts } from "./shell/toasts.js";
 import { Banner } from "./state/banner.js";
 import { Chat } from "./state/chat.js";
 import { answerAgain, answerAgainWith } from "./actions/again.js";
@@ -24,14 +27,11 @@ import { Drafts } from "./state/drafts.js";
 import { QueueEdits } from "./state/queue.js";
 import { Removals, UNDO_MS } from "./state/removals.js";
 import { Settings } from "./state/settings.js";
-import { stateOf } from "./state/tool-calls.js";
 import { Edits } from "./transcript/edit.js";
 import { Transcript } from "./transcript/transcript.js";
 
 const INPUT_BYTES = 128 * 1024; // the server refuses a longer question
-const USER = "parley.user"; // whose drafts and messages the browser keeps
 const ANNOUNCED_MS = 1000;
-const THEME = "parley.theme";
 const NO_CHAT = "That file is not a chat that was saved here as JSON.";
 const FRAME_BYTES = 512 * 1024; // the server closes the connection over a larger frame
 const FRAME_OVERHEAD = 1024;
@@ -39,8 +39,8 @@ const FRAME_OVERHEAD = 1024;
 export class Page {
   /** Bumped when the shell must be drawn again; components read it and then the chat. */
   tick = signal(0);
-  toasts = signal([]);
-  spoken = signal("");
+  toasts = new Toasts(UNDO_MS);
+  speech = new Speech();
   drawerOpen = signal(false);
   signedOut = signal(false);
   /** @type {import("@preact/signals").Signal<{kind: string} | null>} */
@@ -50,7 +50,6 @@ export class Page {
   nextCursor = signal(null); // of the list of sessions
   /** @type {Promise<boolean> | null} */
   #loadingEarlier = null;
-  #spokenOf = new Set(); // ids of calls that were asked about
   /** What can be done with a message, in the order of the buttons below it. */
   #actions = [
     copyMessage(this),
@@ -64,7 +63,8 @@ export class Page {
 
   constructor() {
     this.store = Store.open();
-    this.tabStore = Store.ofTab();
+    const tabStore = Store.ofTab();
+    this.user = new KeptUser(this.store, tabStore);
     this.chat = new Chat({
       outbox: new Outbox(this.store),
       send: (frame) => this.socket.send(frame),
@@ -89,12 +89,12 @@ export class Page {
     this.drafts = new Drafts(this.store, this.chat);
     this.settings = new Settings(this.store, this.chat);
     this.edits = new Edits(this.store);
-    this.queueEdits = new QueueEdits(this.tabStore);
+    this.queueEdits = new QueueEdits(tabStore);
   }
 
   start() {
     addEventListener("hashchange", () => this.#showAddressed());
-    addEventListener("parley:said", ({ detail }) => (this.spoken.value = detail));
+    addEventListener("parley:said", ({ detail }) => this.speech.say(detail));
     addEventListener("online", () => this.socket.wake());
     addEventListener("pagehide", () => this.removals.pending.forEach(api.removeAtOnce));
     document.addEventListener("visibilitychange", () => this.#visibilityChanged());
@@ -148,7 +148,7 @@ export class Page {
       this.chat.steer(text);
     } else if ((isBusy && !replaces && activity !== "stopping") || (!isBusy && this.chat.current?.queue.goesOn)) {
       this.chat.enqueue(text);
-      this.spoken.value = "Your message waits for the answer";
+      this.speech.say("Your message waits for the answer");
     } else {
       const settings = this.chat.currentId === null ? this.settings.current : undefined;
       this.chat.say(text, { settings, onBusy: isBusy ? (replaces ? "cancel" : "queue") : undefined });
@@ -172,7 +172,7 @@ export class Page {
   saveQueued(item, input) {
     if (input.trim() === "") return false;
     if (this.#tooLong(input)) {
-      this.toast(errorText({ code: "message_too_large" }));
+      this.toasts.put(errorText({ code: "message_too_large" }));
       return false;
     }
     this.queueEdits.save(item);
@@ -189,7 +189,7 @@ export class Page {
 
   #return(sessionId, text) {
     this.drafts.putBefore(sessionId, text);
-    this.toast("That message went out before your change. What you typed is in the field.");
+    this.toasts.put("That message went out before your change. What you typed is in the field.");
   }
 
   /** Another answer, or the rest of one; what is being written gives way to it. */
@@ -203,7 +203,7 @@ export class Page {
   sendEdit(message, text) {
     if (text.trim() === "") return false;
     if (this.#tooLong(text)) {
-      this.toast(errorText({ code: "message_too_large" }));
+      this.toasts.put(errorText({ code: "message_too_large" }));
       return false;
     }
     this.ask({ input: text, parent_id: message.parentId }, { editOf: message.id });
@@ -216,7 +216,7 @@ export class Page {
       const session = await api.fork(this.chat.currentId, messageId);
       this.chat.sessions.put(session);
       this.show(session.id);
-      this.toast("This is a new chat, with the messages up to there");
+      this.toasts.put("This is a new chat, with the messages up to there");
     });
   }
 
@@ -243,7 +243,7 @@ export class Page {
   savePreset(preset) {
     return this.#tell(async () => {
       await this.settings.putPreset(preset);
-      this.toast(`Saved as “${preset.name}”`);
+      this.toasts.put(`Saved as “${preset.name}”`);
     });
   }
 
@@ -254,13 +254,13 @@ export class Page {
   /** @param {object} settings all of them @param {string | null} sessionId null: of new chats */
   saveSettings(settings, sessionId) {
     this.settings.save(settings, sessionId);
-    this.toast("Saved. The next answer is made with these settings.");
+    this.toasts.put("Saved. The next answer is made with these settings.");
   }
 
   /** Have another model answer in the chat on screen, from the next question on. */
   chooseModel(name) {
     this.settings.chooseModel(name);
-    this.toast(`${name} answers from now on.`);
+    this.toasts.put(`${name} answers from now on.`);
     this.tick.value += 1;
   }
 
@@ -283,7 +283,7 @@ export class Page {
       await Promise.all(this.removals.pending.map(api.removeSession)); // while we may
       await api.logOut(where);
       this.socket.close();
-      this.#forgetUser();
+      this.user.forget();
       location.replace(location.pathname); // nothing of theirs stays in memory
     });
   }
@@ -312,16 +312,7 @@ export class Page {
       this.removals.forget(sessionId);
       if (wasOnScreen) this.show(sessionId);
     };
-    this.toast("Chat deleted", { label: "Undo", run: undo, isUndo: true });
-  }
-
-  /** Take back the last thing that can be. @returns {boolean} whether there was one */
-  undo() {
-    const toast = this.toasts.value.findLast(({ action }) => action?.isUndo);
-    if (!toast) return false;
-    this.dismiss(toast);
-    toast.action.run();
-    return true;
+    this.toasts.put("Chat deleted", { label: "Undo", run: undo, isUndo: true });
   }
 
   /** @returns {Promise<boolean>} whether they are here now */
@@ -343,16 +334,6 @@ export class Page {
   reconnect() {
     this.signedOut.value = false;
     this.socket.open();
-  }
-
-  toast(text, action = null) {
-    const toast = { text, action };
-    this.toasts.value = [...this.toasts.value, toast];
-    setTimeout(() => this.dismiss(toast), UNDO_MS);
-  }
-
-  dismiss(toast) {
-    this.toasts.value = this.toasts.value.filter((other) => other !== toast);
   }
 
   /** What to say of a request over HTTP that failed. */
@@ -381,10 +362,10 @@ export class Page {
         break;
       case "unchanged":
         if (change.attempt === "deleted") this.removals.forget(change.sessionId);
-        this.toast(unchangedText(change));
+        this.toasts.put(unchangedText(change));
         break;
       case "notice":
-        this.toast(errorText(change.error));
+        this.toasts.put(errorText(change.error));
         break;
       case "returned":
         this.queueEdits.drop({ id: change.itemId });
@@ -401,38 +382,16 @@ export class Page {
         break;
       case "announced":
         this.announcement.show(this.chat.announced);
-        if (this.announcement.shown.value) this.spoken.value = this.chat.announced.text;
+        if (this.announcement.shown.value) this.speech.say(this.chat.announced.text);
         break;
       case "conversation":
         if (change.outcome === "replaced" && onScreen) this.transcript.replaced(change.run);
-        if (change.frame && onScreen) this.#speakOf(change);
+        if (change.frame && onScreen) this.speech.follow(change);
     }
     this.transcript?.changed();
-    this.#speakOfAsked();
+    this.speech.ask(this.chat.asked);
     this.banner.health(this.chat.degraded);
     this.tick.value += 1;
-  }
-
-  /** Boundaries only, for those who listen instead of looking: every token would be noise. */
-  #speakOf({ frame, run }) {
-    if (frame.type === "response.created") this.spoken.value = "Generating";
-    if (frame.type !== "response.done") return;
-    const words = run.message.text.split(/\s+/).filter(Boolean).length;
-    const { status } = frame.response;
-    const waits = (run.message.toolCalls ?? []).filter((call) => stateOf(call, false) === "waiting");
-    if (waits.length > 0) this.spoken.value = `Waiting for the result of ${waits.map(({ name }) => name).join(", ")}`;
-    else if (run.message.reason === "tool_calls") return; // the next answer goes on
-    else if (status === "completed") this.spoken.value = `Answer complete, ${words} words`;
-    else if (run.message.reason === "steered") this.spoken.value = reasonText("steered");
-    else this.spoken.value = status === "cancelled" ? "Stopped" : "The answer ended early";
-  }
-
-  /** Each question once: the answer waits for the user. */
-  #speakOfAsked() {
-    const fresh = this.chat.asked.filter(({ run, callId }) => run.said === null && !this.#spokenOf.has(callId));
-    for (const { callId } of fresh) this.#spokenOf.add(callId);
-    const names = fresh.map(({ name }) => name).join(", ");
-    if (names) this.spoken.value = `The answer asks for your consent: may ${names} run?`;
   }
 
   #gone({ sessionId, wasOnScreen, isRefused, reason, isUnknown }) {
@@ -445,13 +404,13 @@ export class Page {
     this.drafts.load();
     if (isRefused) return; // its one message comes back, and says why
     const what = isUnknown ? "There is no such chat" : "This chat was deleted";
-    this.toast(reason ? `${what}: ${reason}` : what);
+    this.toasts.put(reason ? `${what}: ${reason}` : what);
   }
 
   /** Nothing that was typed is lost: a refused message goes back to where it was written. */
   #refused({ send, error }) {
     if (send.editOf) this.edits.keep(send.editOf, send.text); // its question is being edited again
-    if (send.text === "" || send.editOf) return this.toast(errorText(error));
+    if (send.text === "" || send.editOf) return this.toasts.put(errorText(error));
     const lost = send.sessionId === null || error.code === "session_not_found";
     const sessionId = lost ? null : send.sessionId;
     this.drafts.putBefore(sessionId, send.text);
@@ -462,7 +421,7 @@ export class Page {
   /** Say something of a chat that is not on screen, and lead there. */
   #pointTo(sessionId, text) {
     const title = this.chat.sessions.get(sessionId)?.session.title || "New chat";
-    this.toast(`“${title}”: ${text}`, { label: "Open", run: () => this.show(sessionId) });
+    this.toasts.put(`“${title}”: ${text}`, { label: "Open", run: () => this.show(sessionId) });
   }
 
   /** Characters that JSON escapes may make a short question a long frame. */
@@ -486,30 +445,19 @@ export class Page {
     this.settings.load();
   }
 
-  /**
-   * On a shared machine nobody finds, or sends, what another user has typed.
-   * @returns {boolean} whether it is who was here before
-   */
-  #meet(user) {
-    const before = this.chat.ready?.user.id ?? this.store.get(USER); // of this page, or of one before it
-    const isOther = before !== null && before !== user.id;
-    if (isOther) {
-      this.#forgetUser();
+  /** @returns {boolean} whether it is who was here before */
+  #meet({ id }) {
+    const isSame = this.user.meet(id, this.chat.ready?.user.id);
+    if (!isSame) {
       this.socket.close();
       location.reload(); // nothing of theirs stays in memory
     }
-    this.store.set(USER, user.id);
-    return !isOther;
-  }
-
-  #forgetUser() {
-    this.store.clear("parley.", [THEME]);
-    this.tabStore.clear("parley.");
+    return isSame;
   }
 
   #socketChanged(state) {
     if (state === "open") {
-      if (this.banner.connected()) this.spoken.value = "Reconnected";
+      if (this.banner.connected()) this.speech.say("Reconnected");
     } else if (state === "login") this.#signOut();
     else if (state === "stopped") {
       this.banner.stopped(this.socket.stoppedText, { label: "Reconnect", run: () => this.reconnect() });
@@ -559,7 +507,7 @@ export class Page {
       await act();
     } catch (error) {
       if (error instanceof api.SignedOut) this.#signOut();
-      else this.toast(this.refusalText(error));
+      else this.toasts.put(this.refusalText(error));
     }
   }
 
@@ -570,7 +518,7 @@ export class Page {
       return true;
     } catch (error) {
       if (error instanceof api.SignedOut) this.#signOut();
-      else this.toast(problem);
+      else this.toasts.put(problem);
       return false;
     }
   }

@@ -52,6 +52,11 @@ export class Outbox {
     return send;
   }
 
+  /** @param {string | null} sessionId null: those of the new chat @returns {Send[]} in the order they were sent */
+  sendsOf(sessionId) {
+    return [...this.sends.values()].filter((send) => send.sessionId === sessionId);
+  }
+
   /** Change a stored message: its session came into being, or the user stopped it. */
   updateSend(send, change) {
     Object.assign(send, change);

@@ -24,7 +24,7 @@ export function Share({ page, sessionId, onClose }) {
   const copy = async () => (said.value = (await copyText(link.value)) ? "Copied" : "Press Ctrl+C to copy");
   const end = () => tell(async () => {
     await api.unshare(sessionId);
-    page.toast("The link works no more");
+    page.toasts.put("The link works no more");
     onClose();
   });
   return html`<${Dialog} title="Share this chat" onClose=${onClose}>

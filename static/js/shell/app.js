@@ -138,7 +138,7 @@ function shortcut(page, { ctrlKey, metaKey, shiftKey, altKey, code, key, target 
   if (key === "/") return () => (page.dialog.value = { kind: "shortcuts" });
   if (key === ",") return () => (page.dialog.value = { kind: "settings" });
   const isTyping = target.value !== undefined && target.value !== ""; // the field has its own undo
-  if (code === "KeyZ" && !isTyping) return () => page.undo() || undefined;
+  if (code === "KeyZ" && !isTyping) return () => page.toasts.undo() || undefined;
   return undefined;
 }
 

@@ -4,7 +4,7 @@ import { html } from "../widgets/html.js";
 import { Mark } from "../widgets/icons.js";
 import { visibleOutput } from "../widgets/visible.js";
 
-/** What an admin says to all users: their words are text, whatever they are. */
+/** What an admin says to all users: their words are text, and never markup. */
 export function AnnouncementPlace({ page }) {
   const notice = page.announcement.shown.value;
   if (!notice) return null;
@@ -27,13 +27,13 @@ export function BannerPlace({ page }) {
 
 export function Toasts({ page }) {
   return html`<div class="toasts" role="alert">
-    ${page.toasts.value.map((toast) => html`<${Toast} key=${toast} page=${page} toast=${toast} />`)}
+    ${page.toasts.shown.value.map((toast) => html`<${Toast} key=${toast} page=${page} toast=${toast} />`)}
   </div>`;
 }
 
 function Toast({ page, toast }) {
   const act = () => {
-    page.dismiss(toast);
+    page.toasts.dismiss(toast);
     toast.action.run();
   };
   return html`<p class="toast">
@@ -42,9 +42,8 @@ function Toast({ page, toast }) {
   </p>`;
 }
 
-/** Boundaries only, never tokens: "Generating", "Answer complete, 120 words", "Stopped". */
 export function Spoken({ page }) {
-  return html`<p class="visually-hidden" role="status">${page.spoken.value}</p>`;
+  return html`<p class="visually-hidden" role="status">${page.speech.spoken.value}</p>`;
 }
 
 export function SignedOut({ page }) {

@@ -69,12 +69,12 @@ export class Chat {
 
   /** The messages on their way in a session (null: in the new chat) that have no bubble of the server's yet. */
   sendsOf(sessionId) {
-    return this.#allSendsOf(sessionId).filter((send) => !send.as);
+    return this.outbox.sendsOf(sessionId).filter((send) => !send.as);
   }
 
   /** Those that are to wait in the session on screen, and of which the server has not said yet that they do. */
   get unqueued() {
-    return this.#allSendsOf(this.currentId).filter((send) => send.as);
+    return this.outbox.sendsOf(this.currentId).filter((send) => send.as);
   }
 
   /** What the Send button may do: "idle", "sending" (no run yet), "running" or "stopping". */
@@ -327,7 +327,7 @@ export class Chat {
     if (conversation.path.some((message) => !message.streaming && message.incomplete)) {
       this.#refetch(conversation.id);
     }
-    this.#bindSends(conversation);
+    conversation.bind(this.sendsOf(conversation.id));
     this.#changed("conversation", conversation.id);
     this.#changed("sessions");
   }
@@ -399,7 +399,7 @@ export class Chat {
 
   #messageCreated(conversation, wire) {
     const message = conversation.add(wire);
-    this.#bindSends(conversation);
+    conversation.bind(this.sendsOf(conversation.id));
     this.sessions.touch(conversation.id, message.createdAt);
     this.#changed("sessions");
     if (wire.content_omitted && message.incomplete) this.#refetch(conversation.id);
@@ -510,11 +510,8 @@ export class Chat {
 
   /** Not now: the frame stays unanswered, and is sent again when the server says that it is worthwhile. */
   #sendLater(frame, { retry_after_ms: ms }) {
-    const connection = this.#connection;
     this.outbox.keep(frame);
-    this.#later(ms, () => {
-      if (connection === this.#connection && this.outbox.keeps(frame)) this.#send(frame);
-    });
+    this.#retry(ms, () => (this.outbox.keeps(frame) ? [frame] : []));
   }
 
   /** Somebody was faster, which the card shows, or the question stands as before. */
@@ -549,10 +546,6 @@ export class Chat {
 
   // ---- helpers ----
 
-  #allSendsOf(sessionId) {
-    return [...this.outbox.sends.values()].filter((send) => send.sessionId === sessionId);
-  }
-
   /** Give words to the server, which keeps them until they are asked. */
   #hand(text, as) {
     const send = this.outbox.addSend({ input: text }, this.currentId, { as });
@@ -562,10 +555,14 @@ export class Chat {
 
   /** Not now: the server may have kept the words all the same, so they go out again under their key. */
   #handLater(send, { retry_after_ms: ms }) {
+    this.#retry(ms, () => (this.outbox.sends.has(send.key) ? this.outbox.framesOf(send) : []));
+  }
+
+  /** Send what is unanswered by then, unless a new connection has sent it meanwhile. */
+  #retry(ms, unanswered) {
     const connection = this.#connection;
     this.#later(ms, () => {
-      const isDue = connection === this.#connection && this.outbox.sends.has(send.key);
-      if (isDue) this.outbox.framesOf(send).forEach(this.#send);
+      if (connection === this.#connection) unanswered().forEach(this.#send);
     });
   }
 
@@ -630,26 +627,12 @@ export class Chat {
   #leaveForGood(sessionId) {
     this.conversations.delete(sessionId);
     if (this.currentId === sessionId) this.currentId = null;
-    for (const send of this.#allSendsOf(sessionId)) {
+    for (const send of this.outbox.sendsOf(sessionId)) {
       this.outbox.removeSend(send.key);
       this.#changed("refused", sessionId, { send, error: { code: "session_not_found" } });
     }
     this.#changed("sessions");
     this.#changed("conversation", this.currentId);
-  }
-
-  /** Once the server shows the message of a send, the optimistic bubble gives way to it in place. */
-  #bindSends(conversation) {
-    const answer = conversation.path.at(-1);
-    const question = answer?.role === "user" ? answer : conversation.path.at(-2);
-    if (question?.role !== "user" || (answer !== question && !answer.streaming)) return;
-    const bound = new Set(conversation.path.map(({ key }) => key));
-    const isMeant = ({ key, text }) =>
-      !bound.has(key) && (text === question.text || (question.text === "" && question.textLength === text.length));
-    const send = this.sendsOf(conversation.id).find((one) => one.text !== "" && isMeant(one));
-    if (!send) return;
-    question.text = send.text;
-    question.key = send.key;
   }
 
   #stopRun(run, seen) {

@@ -95,6 +95,23 @@ export class Conversation {
     return message;
   }
 
+  /**
+   * Once the server shows the message of one of these sends, the optimistic bubble gives way to it in place.
+   * @param {import("../connection/outbox.js").Send[]} sends
+   */
+  bind(sends) {
+    const answer = this.path.at(-1);
+    const question = answer?.role === "user" ? answer : this.path.at(-2);
+    if (question?.role !== "user" || (answer !== question && !answer.streaming)) return;
+    const bound = new Set(this.path.map(({ key }) => key));
+    const isMeant = ({ key, text }) =>
+      !bound.has(key) && (text === question.text || (question.text === "" && question.textLength === text.length));
+    const send = sends.find((one) => one.text !== "" && isMeant(one));
+    if (!send) return;
+    question.text = send.text;
+    question.key = send.key;
+  }
+
   /** The branch ends with this message. @returns {boolean} whether it is on the path at all */
   cutAfter(messageId) {
     const index = this.path.findIndex((message) => message.id === messageId);
