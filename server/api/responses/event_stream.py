@@ -31,11 +31,11 @@ def stream(context: ApiContext, call: Call, answer: StoredAnswer, after: int = -
     with_leave.callback(context.streams.discard, viewer)
     with_leave.enter_context(services.identities.holding(call.user, viewer.put_error))
     body = StreamBody(call.request.scope)
-    events = _Telling(viewer, body, after).chunks(answer)
+    events = _Stream(viewer, body, after).chunks(answer)
     return TokenStream(events, body, with_leave.aclose)
 
 
-class _Telling:
+class _Stream:
     """One client's way through the events of an answer, from after that number on."""
 
     def __init__(self, viewer: HttpViewer, body: StreamBody, after: int) -> None:
@@ -49,12 +49,12 @@ class _Telling:
         try:
             with translate_store_errors():
                 async with aclosing(answer.events(self._straight)) as events:
-                    async for some in events:
+                    async for batch in events:
                         if self._viewer.refusal is not None:
                             raise self._viewer.refusal
                         if self._viewer.is_closing:
                             return  # the worker restarts: the client comes with its last number
-                        if new := self._new(some):
+                        if new := self._new(batch):
                             yield encode(new)
         except ApiError as error:
             yield encode([error_event(error, self._last + 1)])
@@ -63,12 +63,12 @@ class _Telling:
         viewer = self._viewer
         return viewer.refusal is None and not viewer.is_closing and self._body.is_open()
 
-    def _write(self, some: Sequence[AnswerEvent]) -> None:
-        if new := self._new(some):
+    def _write(self, batch: Sequence[AnswerEvent]) -> None:
+        if new := self._new(batch):
             self._body.write(encode(new))
 
-    def _new(self, some: Sequence[AnswerEvent]) -> Sequence[AnswerEvent]:
-        new = [each for each in some if each.sequence_number > self._last]
+    def _new(self, batch: Sequence[AnswerEvent]) -> Sequence[AnswerEvent]:
+        new = [each for each in batch if each.sequence_number > self._last]
         if new:
             self._last = new[-1].sequence_number
         return new

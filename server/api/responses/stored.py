@@ -42,8 +42,7 @@ class StoredAnswer:
     async def events(
         self, straight: Straight[AnswerEvent] | None = None
     ) -> AsyncGenerator[Sequence[AnswerEvent], None]:
-        """All its events that do not go straight, some at a time and sometimes none, until
-        its end.
+        """All its events in batches, which may be empty, but for those that go `straight`.
 
         Raises `ResponseNotFound` if it is deleted meanwhile.
         """

@@ -69,11 +69,7 @@ async def answer_unstored(
             if request.stream:
                 await _put_events(reply, answer, events)
             else:
-
-                def hear(heard: Heard) -> None:
-                    events.take_first_or_more(heard)
-
-                await answer.tell(hear)
+                await answer.tell(events.take_first_or_more)
                 reply.put(orjson.dumps(events.response()))
 
     async with AsyncExitStack() as leave:

@@ -72,7 +72,7 @@ class StatelessAnswer:
                 telling.cancel()
             await asyncio.gather(telling, return_exceptions=True)
 
-    async def tell(self, hear: Callable[[Heard], None]) -> None:
+    async def tell(self, hear: Callable[[Heard], object]) -> None:
         """Call `hear` with what is said, in the turn in which it comes, until each has ended.
 
         Raises what that raises, and nothing is said then any more.

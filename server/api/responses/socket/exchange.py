@@ -133,8 +133,8 @@ class Exchange:
         answer = StoredAnswer(self._services, self._uid, kept)
         straight = Straight(self._parts.writer.is_open, self._write)
         async with aclosing(answer.events(straight)) as events:
-            async for some in events:
-                await self._send(some)
+            async for batch in events:
+                await self._send(batch)
 
     # ---- answers that are not stored ------------------------------------------------------------
 

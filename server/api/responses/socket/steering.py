@@ -8,7 +8,8 @@ import asyncio
 import secrets
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from itertools import chain, repeat
+from typing import Any, NoReturn
 
 from msgspec import UNSET, Struct
 
@@ -33,7 +34,7 @@ from sessions.model.ids import session_of
 from sessions.model.queue import QUEUED, REMOVED
 from sessions.store.kept.responses import KeptResponse
 
-LOOK_SECONDS = (0.01, 0.02, 0.05, 0.1)  # between two looks for what follows; then the last one
+LOOK_SECONDS = (0.01, 0.02, 0.05, 0.1)  # between looks for what follows; the last one repeats
 # A refusal's code → what the client reads.
 CODES = {"response_not_found": "response_not_found", "queue_full": "too_many_pending_steers"}
 
@@ -114,7 +115,7 @@ class Steering:
         async with self._turn:
             self._is_over = True
         session_id = session_of(kept.response_id)
-        for wait in self._looks():
+        for wait in chain(LOOK_SECONDS, repeat(LOOK_SECONDS[-1])):
             if not self._waiting:
                 return None
             begun = await self._begun(session_id)
@@ -123,11 +124,6 @@ class Steering:
                 return begun
             await asyncio.sleep(wait)
         return None
-
-    def _looks(self) -> Any:
-        yield from LOOK_SECONDS
-        while True:
-            yield LOOK_SECONDS[-1]
 
     async def _begun(self, session_id: str) -> KeptResponse | None:
         """What has begun of it by now; the client hears what was refused, which waits no more."""
@@ -192,5 +188,5 @@ def words_of(given: str | list[Any]) -> str:
     return "\n\n".join(texts)
 
 
-def _refuse(place: int) -> Any:
+def _refuse(place: int) -> NoReturn:
     raise invalid_field(f"input[{place}]", "words that steer are a user's messages, in text")
