@@ -76,9 +76,9 @@ class SharePage:
 
 
 class Shares:
-    """Share links. An index lists them, which may hold entries too many and not too few.
+    """Share links. An index lists them, which may hold entries too many: `page` drops them.
 
-    Older versions know no index: a link of theirs enters it when somebody opens it.
+    A link that it lacks, as one of an older version, enters it when somebody opens it.
     """
 
     def __init__(self, context: StoreContext) -> None:
@@ -96,8 +96,7 @@ class Shares:
         check_session_id(session_id)
         snapshot = await asyncio.to_thread(_pack, messages)
         shared_at = local_ms()
-        index = self._context.keys.shares
-        await self._client.call("ZADD", index, shared_at, session_id)
+        await self._client.call("ZADD", self._context.keys.shares, shared_at, session_id)
         reply = await self._client.script(
             "share_session",
             self._context.session_keys(session_id, *SESSION_SUFFIXES),
@@ -108,8 +107,7 @@ class Shares:
             snapshot=snapshot,
             idle_ms=self._context.idle_ms,
         )
-        if reply[0] != b"ok":
-            await self._context.indexes.settle([("ZREM", index, session_id)])
+        if reply[0] != b"ok":  # the entry stays: if the session is another user's, it is theirs
             raise SessionNotFound
         return Share(reply[1].decode(), title, shared_at, snapshot, uid)
 
@@ -130,20 +128,20 @@ class Shares:
         """Everybody's links, the newest first. Raises `InvalidCursor`."""
         index = self._context.keys.shares
         places = await newest_after(self._client, [index], parse_cursor(cursor), limit + 1)
-        ids = [session_id for _, session_id in places[:limit]]
+        listed = places[:limit]
+        ids = [sid for _, sid in listed]
         rows = await self._client.calls(
             *(("HGET", *self._context.session_keys(sid, "m"), "uid") for sid in ids),
             *(("HMGET", *self._context.session_keys(sid, "share"), *_LISTED) for sid in ids),
         )
-        num, shares, stale = len(ids), [], list[Command]()
-        for place, sid in enumerate(ids):
-            uid, (title, shared_at) = rows[place], rows[num + place]
-            if uid is None or shared_at is None:
-                if places[place][0] < local_ms() - INDEX_GRACE_MS:
-                    stale.append(("ZREM", index, sid))
-                continue
-            text = (title or b"").decode()
-            shares.append(ListedShare(sid, uid.decode(), text, int(shared_at)))
+        owners, links = rows[: len(ids)], rows[len(ids) :]
+        shares, stale = [], list[Command]()
+        for (listed_at, sid), uid, (title, shared_at) in zip(listed, owners, links, strict=True):
+            if uid is not None and shared_at is not None:
+                text = (title or b"").decode()
+                shares.append(ListedShare(sid, uid.decode(), text, int(shared_at)))
+            elif listed_at < local_ms() - INDEX_GRACE_MS:
+                stale.append(("ZREM", index, sid))
         if stale:
             await self._context.indexes.settle(stale)
         more = cursor_of(places[limit - 1]) if len(places) > limit else None

@@ -95,6 +95,22 @@ async def test_only_the_owner_shares(chat: Chat) -> None:
     assert (await chat.store.shares.get(share_id)).title == "Title"
 
 
+async def test_links_are_listed_without_those_that_are_gone(chat: Chat) -> None:
+    store, index = chat.store, chat.store.keys.shares
+    await shared(chat)
+    with pytest.raises(SessionNotFound):
+        await store.shares.create("bob", chat.session_id, "mine", [])
+    await store.client.call("ZADD", index, 1, new_session_id())  # one that has expired
+    page = await store.shares.page()
+    assert page.next_cursor is None
+    assert [(link.session_id, link.uid, link.title) for link in page.shares] == [
+        (chat.session_id, "alice", "Title")
+    ]
+    assert await store.client.call("ZCARD", index) == 1
+    await store.shares.remove("alice", chat.session_id)
+    assert (await store.shares.page()).shares == ()
+
+
 async def test_a_guess_is_not_found(chat: Chat) -> None:
     share_id = await shared(chat)
     wrong = share_id[:-1] + ("A" if share_id[-1] != "A" else "B")
