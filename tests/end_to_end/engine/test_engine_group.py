@@ -165,25 +165,30 @@ async def test_two_cores_find_as_much_in_their_caches_as_one_does(tmp_path: Path
             server.start()
             if engines != "native":
                 await asyncio.to_thread(wait_for, partial(are_ready, server), 60.0)
-            hits[engines] = await _hits_of_chats(server)
+            await ends_of_chats(server)
+            hits[engines] = server.metric("parley_prefix_cache_hits_total")
         finally:
             server.close()
     print(f"tokens found in the cache: {hits}")
     assert hits["native*2"] >= 0.95 * hits["native"] > 1000
 
 
-async def _hits_of_chats(server: Server, num_sessions: int = 8, num_turns: int = 4) -> float:
+async def ends_of_chats(server: Server) -> list[Frame]:
+    """Of all answers in 8 sessions of 4 turns, whose prompts begin as those of the turns before."""
     settings = {"temperature": 0, "max_output_tokens": 40}
+    ends: list[Frame] = []
     async with Client(server) as client:
-        sessions = [await client.new_session() for _ in range(num_sessions)]
-        for turn in range(num_turns):
+        sessions = [await client.new_session() for _ in WORDS]
+        for turn in range(4):
             asked = [
                 await client.ask(each, f"Tell me of the {word} of {turn} days.", settings=settings)
                 for each, word in zip(sessions, WORDS, strict=True)
             ]
             for response in asked:
-                await client.done(response)
-    return server.metric("parley_prefix_cache_hits_total")
+                done = (await client.done(response)).done
+                assert done is not None
+                ends.append(done)
+    return ends
 
 
 async def test_a_core_that_drains_loses_nothing_and_takes_nothing_new(pair: Server) -> None:

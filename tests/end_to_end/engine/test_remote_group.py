@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.end_to_end.clients.http_client import Http, admin_token
+from tests.end_to_end.engine.test_engine_group import WORDS, ends_of_chats
 from tests.end_to_end.site.harness import TESTING, Answer, Client, Frame, Server
 from tests.helpers.patience import PATIENCE
 from tests.helpers.redis_topology import wait_for
@@ -22,10 +23,8 @@ NUM_ANSWERS = 12
 NUM_TOKENS = 320
 GREEDY = {"temperature": 0, "max_output_tokens": NUM_TOKENS}
 SHOWN_CHARACTERS = 60  # of each answer, when an engine dies
-NUM_SESSIONS, NUM_TURNS = 8, 4
 MAX_GAP_SECONDS = 1.0
 MIN_EQUAL = 0.9  # of answers that go on at an engine alike; it reads in other batches
-WORDS = ("rain", "mill", "bridge", "baker", "goat", "well", "market", "church")
 TOPICS = (*WORDS, "boat", "storm", "fiddle", "whale")
 LLAMA, ALONE = "llamacpp", "llamacpp-of-one"  # the latter computes the same bits in any batch
 
@@ -103,15 +102,15 @@ def entries(engines: Sequence[RealServer]) -> str:
     )
 
 
-def told(server: Server) -> dict[str, Frame]:
-    """What admins are told of each engine."""
+def engines_of(server: Server) -> dict[str, Frame]:
+    """What admins see of each engine."""
     status, body = server.get("/v1/admin/engines", admin_token(server))
     assert status == 200
     return {one["name"]: one for one in json.loads(body)["engines"]}
 
 
 def are_ready(server: Server) -> bool:
-    return [one["state"] for one in told(server).values()] == ["ready"] * 2
+    return [one["state"] for one in engines_of(server).values()] == ["ready"] * 2
 
 
 class Watched:
@@ -179,7 +178,7 @@ async def test_answers_go_on_at_the_other_engine_when_one_is_killed(
     pair: Pair, capsys: pytest.CaptureFixture[str]
 ) -> None:
     are_alike = pair.engines[0].name == pair.engines[1].name
-    lines, num_equal, num_told = [], 0, 0
+    lines, num_equal, num_answers = [], 0, 0
     for number in (0, 1, 0, 1) if are_alike else (0, 1):
         async with Client(pair.parley) as client:
             unkilled = Watched(client)
@@ -197,7 +196,7 @@ async def test_answers_go_on_at_the_other_engine_when_one_is_killed(
             assert watched.gap < MAX_GAP_SECONDS
             assert not [frame for frame in client.frames if frame["type"] == "connection.degraded"]
         equal = sum(one.final == other.final for one, other in zip(answers, whole, strict=True))
-        num_told, num_equal = num_told + len(answers), num_equal + equal
+        num_answers, num_equal = num_answers + len(answers), num_equal + equal
         lines.append(
             f"{pair.engines[number].name} killed: {num_moved} of {len(answers)} answers moved, "
             f"with a gap of {watched.gap:.2f} s; {equal} texts are as the unkilled ones"
@@ -206,7 +205,7 @@ async def test_answers_go_on_at_the_other_engine_when_one_is_killed(
     with capsys.disabled():
         print("", *lines, sep="\n")
     if are_alike:
-        assert num_equal >= MIN_EQUAL * num_told
+        assert num_equal >= MIN_EQUAL * num_answers
 
 
 async def test_an_engine_that_drains_loses_nothing(usual_pair: Pair) -> None:
@@ -216,11 +215,11 @@ async def test_an_engine_that_drains_loses_nothing(usual_pair: Pair) -> None:
         await watched.ask()
         await watched.until_amid()
         path = "/v1/admin/engines/engine-0/drain"
-        assert told(server)["engine-0"]["answers"] > 0
+        assert engines_of(server)["engine-0"]["answers"] > 0
         assert (await admin.ask("POST", path, json={"move": True})).status_code == 202
         await watched.done()
         assert sum(watched.restarts) > 0
-        assert told(server)["engine-0"]["answers"] == 0
+        assert engines_of(server)["engine-0"]["answers"] == 0
         assert watched.gap < MAX_GAP_SECONDS
 
 
@@ -245,18 +244,5 @@ async def test_two_engines_find_as_much_in_their_caches_as_one_does(
 
 
 async def cached_tokens(server: Server) -> int:
-    """Of all answers in several sessions of several turns."""
-    settings = {"temperature": 0, "max_output_tokens": 40}
-    found = 0
-    async with Client(server) as client:
-        sessions = [await client.new_session() for _ in range(NUM_SESSIONS)]
-        for turn in range(NUM_TURNS):
-            asked = [
-                await client.ask(each, f"Tell me of the {word} of {turn} days.", settings=settings)
-                for each, word in zip(sessions, WORDS, strict=True)
-            ]
-            for response in asked:
-                done = (await client.done(response)).done
-                assert done is not None
-                found += done["response"]["usage"]["cached_tokens"]
-    return found
+    ends = await ends_of_chats(server)
+    return sum(done["response"]["usage"]["cached_tokens"] for done in ends)
