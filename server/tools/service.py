@@ -93,11 +93,11 @@ class ToolService:
         return ToolResult(text=outcome.text, is_error=outcome.is_error, is_replayed=True)
 
     def cancel(self, key: str) -> None:
-        """Everybody who waits hears it at once; the server is told."""
+        """Everybody who waits hears it at once, and so does the server."""
         if (call := self._calls.running(key)) is not None:
             self._calls.end(call, ToolError("tool_cancelled", "the call was cancelled"))
         task = self._tasks.get(key)
-        # Once: a second time would cut off what the server is told.
+        # Once: a second time would cut off the message to the server.
         if task is not None and not task.cancelling():
             task.cancel()
 

@@ -11,7 +11,7 @@ from typing import Final
 
 from sessions.model.errors import QuotaExceeded
 
-# The names of quotas, as clients are told which one has refused.
+# The names of quotas, by which a refusal says which one was reached.
 USER_TOKENS: Final = "user.tokens_per_day"
 USER_SESSIONS: Final = "user.sessions"
 USER_ANSWERS: Final = "user.answers"

@@ -1,6 +1,6 @@
-"""`Entrance`: a websocket's way in, from its handshake to its connection, whatever is spoken there.
+"""`Entrance`: a websocket's way in, from its handshake to its connection, in any protocol.
 
-Nothing that fails here breaks off the socket, and whoever is let in is counted until they are gone.
+Nothing that fails here breaks off the socket, and who is let in counts until they are gone.
 """
 
 import abc
@@ -95,7 +95,7 @@ class Entrance(abc.ABC):
         return True
 
     async def _talk(self, connection: OpenSocket, address: str) -> None:
-        """All of a connection's life; whoever was there for the handshake is gone by now."""
+        """All of a connection's life; the objects of the handshake are gone by now."""
         user = connection.user
         self._connections.add(connection)
         self._services.metrics.connections.inc()

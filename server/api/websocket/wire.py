@@ -1,4 +1,4 @@
-"""`Wire`: the socket below a connection, whatever is spoken there; what it bears, and its close."""
+"""`Wire`: the socket below a connection of any protocol, what it bears, and its close."""
 
 import asyncio
 import time

@@ -1,6 +1,6 @@
 """What an engine of a storm may say: it counts, and a lie shows in the word itself.
 
-After token n comes n + 1, whoever computes it. A wrong token is the right one plus `LIE`, which is
+After token n comes n + 1, at every engine. A wrong token is the right one plus `LIE`, which is
 a token of the model like any other, so that no client can tell; but the oracle can, and still knows
 which word belongs at each place. What follows a lie is what would have followed the truth.
 """

@@ -1,4 +1,4 @@
-"""An engine in a process of its own that counts (`clients/counted_words.py`), and fails as told.
+"""An engine in a process of its own that counts (`clients/counted_words.py`), and fails on command.
 
 It speaks as `vllm serve` does, with its token route or without, or as `llama-server`, by the wire
 formats of the stand-ins of `tests/server/engines/remote`. Lines on its standard input name a fault
@@ -93,7 +93,7 @@ class CountingEngine(StandIn):
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
         return ids
 
-    # ---- what it is told ------------------------------------------------------------------------
+    # ---- its commands ---------------------------------------------------------------------------
 
     def obey(self, line: str) -> None:
         """`SHARE FAULT`, or nothing for none."""

@@ -1,7 +1,7 @@
 """What computes the answers of a storm: one core, two of them, or engines at addresses.
 
 Each such site says how its engines are named to Parley, which faults they may have, ends all of
-them, and says whether what Parley told of its answers was the truth.
+them, and says whether what Parley said of its answers was the truth.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ import psutil
 from tests.end_to_end.clients.counted_words import undo_lies
 from tests.end_to_end.site.harness import Server
 from tests.end_to_end.storm.counting_engine import ABORTS, DIES, HANGS, LIES
-from tests.end_to_end.storm.facts import EngineFacts, Told, violations
+from tests.end_to_end.storm.facts import Claim, EngineFacts, violations
 from tests.helpers.patience import PATIENCE
 from tests.helpers.redis_topology import wait_for
 from tests.helpers.root import ROOT
@@ -56,7 +56,7 @@ class Site(Protocol):
     def right(self, text: str) -> str:
         """What belongs where this text is."""
 
-    def violations(self, told: Sequence[Told], words: Collection[int]) -> Iterator[str]:
+    def violations(self, claims: Sequence[Claim], words: Collection[int]) -> Iterator[str]:
         """Of a round that is over, all answers of which have ended. `words` were asked in it."""
 
 
@@ -84,8 +84,8 @@ class Cores:
     def right(self, text: str) -> str:
         return text
 
-    def violations(self, told: Sequence[Told], words: Collection[int]) -> Iterator[str]:
-        return violations(told, None, "exact")
+    def violations(self, claims: Sequence[Claim], words: Collection[int]) -> Iterator[str]:
+        return violations(claims, None, "exact")
 
     async def _kill(self, server: Server, dice: random.Random) -> None:
         now = time.monotonic()
@@ -110,7 +110,7 @@ class Engine:
         self.kind, self.name = kind, name
         self.port = free_port()
         self.process: subprocess.Popen[bytes] | None = None
-        self.num_told = 0
+        self.num_commands = 0
         self._facts = facts
         self._arguments = arguments
 
@@ -138,7 +138,7 @@ class Engine:
 
     def tell(self, line: str) -> None:
         assert self.process is not None and self.process.stdin is not None
-        self.num_told += 1
+        self.num_commands += 1
         with contextlib.suppress(BrokenPipeError):
             self.process.stdin.write(line.encode() + b"\n")
             self.process.stdin.flush()
@@ -233,9 +233,11 @@ class Addresses:
         if engine.process is None:
             return
         engine.tell(line)
-        told = engine.num_told
+        num_commands = engine.num_commands
         await asyncio.sleep(seconds)
-        if engine.process is not None and engine.num_told == told:  # else it has another one
+        if (
+            engine.process is not None and engine.num_commands == num_commands
+        ):  # else it has another one
             engine.tell("")
 
     async def heal(self) -> None:
@@ -253,7 +255,7 @@ class Addresses:
     def right(self, text: str) -> str:
         return undo_lies(text)
 
-    def violations(self, told: Sequence[Told], words: Collection[int]) -> Iterator[str]:
+    def violations(self, claims: Sequence[Claim], words: Collection[int]) -> Iterator[str]:
         """Wait for the engines to be at rest, then judge."""
         deadline = time.monotonic() + REST_SECONDS
         pids = [engine.process.pid for engine in self.engines if engine.process is not None]
@@ -262,7 +264,7 @@ class Addresses:
             time.sleep(0.2)  # what they do is seen from outside: there is no event to wait for
             self.facts.read()
         yield from (f"I6 no answer is live, and an engine has {one}" for one in left)
-        yield from violations(told, self.facts, "tokens")
+        yield from violations(claims, self.facts, "tokens")
         yield from self.facts.odd(words)
         self.facts.forget()
 

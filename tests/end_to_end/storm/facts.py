@@ -11,7 +11,7 @@ from typing import Any
 from tests.end_to_end.frames.client_model import Frame
 from tests.end_to_end.oracle.connection_check import Connection, response_of
 
-HEARD_SECONDS = 1.0  # after its end was told, for an engine to say no more
+HEARD_SECONDS = 1.0  # after its end was sent, for an engine to say no more
 LEAD_SECONDS = 30.0  # that a fault of an engine may be felt later: by then it counts as dead
 
 
@@ -94,8 +94,8 @@ class EngineFacts:
 
 
 @dataclass
-class Told:
-    """What clients were told of an answer that has ended."""
+class Claim:
+    """What clients were sent of an answer that has ended."""
 
     response_id: str
     word: int
@@ -117,7 +117,7 @@ class Told:
         return int(self.done["response"].get("restarts", 0))
 
 
-def all_told(connections: Iterable[Connection], words: Mapping[str, int]) -> list[Told]:
+def claims_of(connections: Iterable[Connection], words: Mapping[str, int]) -> list[Claim]:
     """Of the answers to these words, by response id."""
     first: dict[str, float] = {}
     exactness: dict[str, set[str]] = defaultdict(set)
@@ -135,47 +135,49 @@ def all_told(connections: Iterable[Connection], words: Mapping[str, int]) -> lis
                 known = done.get(response_id, (record.time, frame))
                 done[response_id] = min(known, (record.time, frame), key=lambda each: each[0])
     return [
-        Told(response_id, words[response_id], first[response_id], *end, exactness[response_id])
+        Claim(response_id, words[response_id], first[response_id], *end, exactness[response_id])
         for response_id, end in done.items()
     ]
 
 
-def violations(told: Iterable[Told], facts: EngineFacts | None, rung: str) -> Iterator[str]:
+def violations(claims: Iterable[Claim], facts: EngineFacts | None, rung: str) -> Iterator[str]:
     """I12 of docs/reliability.md, of answers of engines on this rung."""
-    told = list(told)
-    questions = Counter(each.word for each in told)
+    claims = list(claims)
+    questions = Counter(claim.word for claim in claims)
     by_word: dict[int, list[Asked]] = defaultdict(list)
     for asked in facts.asked if facts is not None else ():
         by_word[asked.question[-1]].append(asked)
-    for each in told:
-        if each.exactness - {rung}:
-            yield f"I12 {each.response_id} is {each.exactness}, and its engines are {rung}"
-        if each.restarts < each.num_takeovers:
+    for claim in claims:
+        if claim.exactness - {rung}:
+            yield f"I12 {claim.response_id} is {claim.exactness}, and its engines are {rung}"
+        if claim.restarts < claim.num_takeovers:
             yield (
-                f"I12 {each.response_id} tells {each.restarts} restarts after"
-                f" {each.num_takeovers} takeovers"
+                f"I12 {claim.response_id} reports {claim.restarts} restarts after"
+                f" {claim.num_takeovers} takeovers"
             )
-        if each.reason == "engine_lost":
-            yield f"I12 {each.response_id} ended as engine_lost, and could go on"
+        if claim.reason == "engine_lost":
+            yield f"I12 {claim.response_id} ended as engine_lost, and could go on"
         if facts is not None:
-            num_askers = questions[each.word]
-            yield from _of_one(each, facts, by_word[each.word], is_alone=num_askers == 1)
+            num_askers = questions[claim.word]
+            yield from _of_one(claim, facts, by_word[claim.word], is_alone=num_askers == 1)
 
 
-def _of_one(told: Told, facts: EngineFacts, asked: list[Asked], *, is_alone: bool) -> Iterator[str]:
-    since, most = told.created_at - LEAD_SECONDS, told.num_takeovers
-    if told.done["engine"] == "released":
+def _of_one(
+    claim: Claim, facts: EngineFacts, asked: list[Asked], *, is_alone: bool
+) -> Iterator[str]:
+    since, most = claim.created_at - LEAD_SECONDS, claim.num_takeovers
+    if claim.done["engine"] == "released":
         for one in asked:
-            if one.began_at < told.done_at < one.last_at - HEARD_SECONDS:
-                yield f"I12 {told.response_id} is said to be released, and {one} goes on"
-    num_faults = sum(since < at < told.done_at for at, _ in facts.faults)
-    if told.restarts > most + num_faults:
+            if one.began_at < claim.done_at < one.last_at - HEARD_SECONDS:
+                yield f"I12 {claim.response_id} is said to be released, and {one} goes on"
+    num_faults = sum(since < at < claim.done_at for at, _ in facts.faults)
+    if claim.restarts > most + num_faults:
         yield (
-            f"I12 {told.response_id} tells {told.restarts} restarts after {most} takeovers"
+            f"I12 {claim.response_id} reports {claim.restarts} restarts after {most} takeovers"
             f" and {num_faults} faults of engines"
         )
-    writers = {one.pid for one in asked if one.num_tokens and one.began_at < told.done_at}
-    if is_alone and len(writers) > 1 and not told.restarts:
-        yield f"I12 {told.response_id} tells no restart, and {len(writers)} engines wrote it"
-    if told.reason == "engine_error" and num_faults < 2:
-        yield f"I12 {told.response_id} ended as engine_error, after {num_faults} faults of engines"
+    writers = {one.pid for one in asked if one.num_tokens and one.began_at < claim.done_at}
+    if is_alone and len(writers) > 1 and not claim.restarts:
+        yield f"I12 {claim.response_id} reports no restart, and {len(writers)} engines wrote it"
+    if claim.reason == "engine_error" and num_faults < 2:
+        yield f"I12 {claim.response_id} ended as engine_error, after {num_faults} faults of engines"

@@ -34,7 +34,7 @@ from tests.end_to_end.oracle.stored_state import flush_store
 from tests.end_to_end.site.fault_proxy import FaultProxy
 from tests.end_to_end.site.wiring import Wired, wired
 from tests.end_to_end.storm.engines import Site, child_of, hang, site
-from tests.end_to_end.storm.facts import all_told
+from tests.end_to_end.storm.facts import claims_of
 from tests.helpers.patience import PATIENCE
 from tests.helpers.redis_topology import wait_for
 from tests.helpers.tiny_model import build_oracle_model
@@ -116,10 +116,10 @@ class Nemesis:
         await asyncio.to_thread(wait_for, self._is_at_rest, REST_SECONDS)
 
     def _check_engines(self) -> None:
-        """I12, I13: what was told of engines, against what they say themselves."""
-        told = all_told(self.server.history.judged, self.words)
+        """I12, I13: what clients were sent of engines, against what they say themselves."""
+        claims = claims_of(self.server.history.judged, self.words)
         asked = self._to_ask.difference(*(tab.to_ask for tab in self.tabs))
-        if violations := list(self.engines.violations(told, asked)):
+        if violations := list(self.engines.violations(claims, asked)):
             raise HistoryViolated("\n".join(violations[:20]))
 
     def _is_at_rest(self) -> bool:

@@ -1,4 +1,4 @@
-"""The judge of what is told of engines finds what is planted, and nothing in what is true."""
+"""The judge of what is said of engines finds what is planted, and nothing in what is true."""
 
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from tests.end_to_end.oracle.planted_histories import (
 from tests.end_to_end.oracle.store_check import check_store
 from tests.end_to_end.oracle.stored_state import Stored
 from tests.end_to_end.storm.engines import Addresses
-from tests.end_to_end.storm.facts import EngineFacts, Told, all_told, violations
+from tests.end_to_end.storm.facts import Claim, EngineFacts, claims_of, violations
 from tests.helpers.tiny_model import oracle_word
 
 WORD = 5
@@ -30,7 +30,7 @@ class Scene:
 
     def __init__(self) -> None:
         self.facts = EngineFacts(Path("nowhere"))
-        self.told = Told("resp_1", WORD, 100.0, 110.0, self.done(), {"tokens"})
+        self.claim = Claim("resp_1", WORD, 100.0, 110.0, self.done(), {"tokens"})
 
     @staticmethod
     def done(reason: str = "max_output_tokens", **changed: Any) -> Frame:
@@ -49,7 +49,7 @@ class Scene:
         self.engine("end", last, pid, num_tokens=3, last_at=last)
 
     def finds(self) -> str:
-        found = [*violations([self.told], self.facts, "tokens"), *self.facts.odd({WORD, 9})]
+        found = [*violations([self.claim], self.facts, "tokens"), *self.facts.odd({WORD, 9})]
         return "\n".join(found)
 
 
@@ -62,36 +62,36 @@ def test_nothing_is_found_in_what_is_true(scene: Scene) -> None:
     scene.writes(101.0, 105.0)
     scene.engine("fault", 104.0, name="answer cut")
     scene.writes(106.0, 110.5, pid=2)
-    scene.told.done = scene.done(engine="released", restarts=1)
+    scene.claim.done = scene.done(engine="released", restarts=1)
     assert scene.finds() == ""
 
 
 def test_another_rung_than_the_engines_have_is_found(scene: Scene) -> None:
-    scene.told.exactness = {"tokens", "exact"}
+    scene.claim.exactness = {"tokens", "exact"}
     assert "I12 resp_1 is" in scene.finds()
 
 
 def test_an_answer_that_could_go_on_and_is_given_up_is_found(scene: Scene) -> None:
-    scene.told.done = scene.done("engine_lost")
+    scene.claim.done = scene.done("engine_lost")
     assert "ended as engine_lost" in scene.finds()
 
 
-def test_a_stop_that_is_told_as_confirmed_and_is_not_is_found(scene: Scene) -> None:
-    scene.told.done = scene.done("client_cancelled", engine="released")
+def test_a_stop_that_is_reported_as_confirmed_and_is_not_is_found(scene: Scene) -> None:
+    scene.claim.done = scene.done("client_cancelled", engine="released")
     scene.writes(101.0, 111.5)
     assert "said to be released" in scene.finds()
-    scene.told.done = scene.done("client_cancelled")
+    scene.claim.done = scene.done("client_cancelled")
     assert scene.finds() == ""
 
 
 def test_a_later_answer_to_the_same_words_is_another_one(scene: Scene) -> None:
-    scene.told.done = scene.done(engine="released")
+    scene.claim.done = scene.done(engine="released")
     scene.writes(101.0, 109.0)
     scene.writes(112.0, 120.0, pid=2)
     assert scene.finds() == ""
 
 
-def test_engines_that_ended_under_an_answer_and_are_not_told_are_found(scene: Scene) -> None:
+def test_engines_that_ended_under_an_answer_and_are_not_reported_are_found(scene: Scene) -> None:
     scene.engine("begin", 101.0)
     scene.writes(104.0, 109.0, pid=2)
     assert scene.finds() == ""
@@ -103,12 +103,12 @@ def test_engines_that_ended_under_an_answer_and_are_not_told_are_found(scene: Sc
 def test_restarts_that_have_no_cause_or_are_too_few_are_found(
     scene: Scene, fence: int, restarts: int
 ) -> None:
-    scene.told.done = scene.done(fence=fence, restarts=restarts)
+    scene.claim.done = scene.done(fence=fence, restarts=restarts)
     assert f"tells {restarts} restarts after {fence - 1} takeovers" in scene.finds()
 
 
 def test_an_engine_error_without_faults_of_engines_is_found(scene: Scene) -> None:
-    scene.told.done = scene.done("engine_error")
+    scene.claim.done = scene.done("engine_error")
     assert "ended as engine_error, after 0 faults" in scene.finds()
     for at in (102.0, 103.0):
         scene.engine("fault", at, name="wrong count")
@@ -148,20 +148,20 @@ def test_a_prompt_is_words_and_what_follows_them(ids: list[int], number: int) ->
     assert question_of(ids) == number
 
 
-def test_a_lie_is_told_from_the_word_that_belongs_there() -> None:
+def test_a_lie_differs_from_the_word_that_belongs_there() -> None:
     text = oracle_word(6) + oracle_word(7 + LIE) + "t0000"
     assert undo_lies(text) == oracle_word(6) + oracle_word(7)
     assert count_lies(text) == 1
 
 
-def test_what_was_told_is_taken_from_all_connections() -> None:
+def test_what_was_sent_is_taken_from_all_connections() -> None:
     first, second = Connection("first"), Connection("second")
     for frame in (created(), delta(2), done(engine="released")):
         for connection in (first, second):
             connection.received(frame)
-    (told,) = all_told([second, first], {RESPONSE: WORD})
-    assert (told.word, told.reason, told.restarts) == (WORD, "eos", 0)
-    assert told.created_at <= first.records[0].time and told.exactness == {"exact"}
+    (claim,) = claims_of([second, first], {RESPONSE: WORD})
+    assert (claim.word, claim.reason, claim.restarts) == (WORD, "eos", 0)
+    assert claim.created_at <= first.records[0].time and claim.exactness == {"exact"}
 
 
 def test_a_stored_text_may_lie_word_by_word_and_not_otherwise() -> None:

@@ -37,7 +37,7 @@ async def test_the_history_holds_through_engines_that_die_hang_and_lie(oracle_mo
     [
         ("forget_a_token", "answer cut", r"t\d{5} |I1 |I13 "),
         ("believe_everything", NO_SUCH_TOKEN, r"t\d{5} |I1 "),
-        ("tell_no_restart", NO_SUCH_TOKEN, "I12 .* tells no restart"),
+        ("tell_no_restart", NO_SUCH_TOKEN, "I12 .* reports no restart"),
     ],
 )
 async def test_what_parley_gets_wrong_is_seen(

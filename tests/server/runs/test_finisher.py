@@ -14,6 +14,16 @@ from tests.server.helpers.answering import Answering, output, until
 from tests.server.helpers.appends import Answered, Outcome, intercept
 
 
+async def taken_over(answering: Answering) -> "asyncio.Task[Any]":
+    """An answer that has shown something, and has another owner, of which it knows nothing yet."""
+    producing = answering.start()
+    answering.engine.say(output(answering.rid, "shown "))
+    await answering.text_comes()
+    await until(lambda: answering.run.num_stored == answering.run.sequence_number)
+    await answering.store.runs.reap(answering.rid, new_owner="w2", exited_owner="w1")
+    return producing
+
+
 async def test_the_end_that_is_sent_is_the_end_that_is_stored(
     answering: Answering, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -126,11 +136,7 @@ async def test_stop_that_could_not_be_stored_goes_to_the_next_owner(
         return asked
 
     monkeypatch.setattr(answering.store.runs, "request_cancel", noted_request_cancel)
-    producing = answering.start()
-    answering.engine.say(output(answering.rid, "shown "))
-    await answering.text_comes()
-    await until(lambda: answering.run.num_stored == answering.run.sequence_number)
-    await answering.store.runs.reap(answering.rid, new_owner="w2", exited_owner="w1")
+    producing = await taken_over(answering)
     answering.run.stop(Stop(seen=2))
     await answering.engine.abort(answering.rid)
     assert await producing is None
@@ -142,24 +148,20 @@ async def test_stop_that_could_not_be_stored_goes_to_the_next_owner(
 async def test_an_owner_that_lost_its_answer_tells_no_end_while_the_store_is_away(
     answering: Answering, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    finish, has_told = answering.store.runs.finish, []
+    finish, was_done = answering.store.runs.finish, []
 
     async def finish_after_an_outage(response_id: str, **arguments: Any) -> Any:
-        has_told.append(answering.run.done.is_set())
-        if len(has_told) == 1:
+        was_done.append(answering.run.done.is_set())
+        if len(was_done) == 1:
             raise StoreUnavailable("planted")
         return await finish(response_id, **arguments)
 
     monkeypatch.setattr(answering.store.runs, "finish", finish_after_an_outage)
-    producing = answering.start()
-    answering.engine.say(output(answering.rid, "shown "))
-    await answering.text_comes()
-    await until(lambda: answering.run.num_stored == answering.run.sequence_number)
-    await answering.store.runs.reap(answering.rid, new_owner="w2", exited_owner="w1")
+    producing = await taken_over(answering)
     answering.run.lose()  # as an append says, which the store refuses
     await answering.engine.abort(answering.rid)
     assert await producing is None
-    assert has_told == [False, False]
+    assert was_done == [False, False]
 
 
 async def test_a_session_whose_deletion_the_store_tells_first_is_deleted_and_not_lost(

@@ -1,9 +1,9 @@
 """`Pieces`: a text cut into the deltas in which it is sent, always at the same places.
 
-Events are numbered, and a number must mean the same event whoever sends it, whenever: so where one
-delta ends is decided by the text alone, not by the moments at which it came. A piece is sent when
-its end is certain. The first characters are sent one by one, so that what comes first is not late;
-then a piece is a word with the spaces before it, or one other character.
+Events are numbered, and a number must mean the same event at every worker, at any time: so where
+one delta ends is decided by the text alone, not by the moments at which it came. A piece is sent
+when its end is certain. The first characters are sent one by one, so that what comes first is not
+late; then a piece is a word with the spaces before it, or one other character.
 """
 
 import re

@@ -1,4 +1,4 @@
-"""`NoticeBoard`: each change is told once, to all, and to those who come later."""
+"""`NoticeBoard`: each change is sent once, to all, and to those who come later."""
 
 from typing import Any, cast
 
@@ -11,7 +11,7 @@ from sessions.model.events import LiveFrame
 from sessions.store.store import SessionStore
 
 
-class Told:
+class Hub:
     """The hub's part of it."""
 
     def __init__(self) -> None:
@@ -26,29 +26,29 @@ def notices(store: SessionStore) -> Notices:
     return Notices(store.client, store.keys)
 
 
-async def test_each_change_is_told_once(notices: Notices) -> None:
-    told = Told()
-    board = NoticeBoard(notices, cast("Any", told))
+async def test_each_change_is_sent_once(notices: Notices) -> None:
+    hub = Hub()
+    board = NoticeBoard(notices, cast("Any", hub))
     await board.read()
-    assert told.frames == [] and board.frame is None
+    assert hub.frames == [] and board.frame is None
     notice = await notices.put("info", "soon", 60, "admin")
     for _ in range(2):
         await board.read()
-    assert told.frames == [notice_frame(notice)] == [board.frame]
+    assert hub.frames == [notice_frame(notice)] == [board.frame]
     await notices.remove()
     for _ in range(2):
         await board.read()
-    assert told.frames[1:] == [NoticeUpdated(notice=None)] and board.frame is None
+    assert hub.frames[1:] == [NoticeUpdated(notice=None)] and board.frame is None
 
 
-async def test_one_whose_time_is_over_is_told_to_nobody_who_comes(notices: Notices) -> None:
-    board = NoticeBoard(notices, cast("Any", Told()))
+async def test_one_whose_time_is_over_is_sent_to_nobody_who_comes(notices: Notices) -> None:
+    board = NoticeBoard(notices, cast("Any", Hub()))
     board._shown = Notice("ntc_a", "info", "past", 1, 0, "admin")
     assert board.frame is None
 
 
 def test_a_message_of_another_kind_is_none_of_its_business(store: SessionStore) -> None:
-    board = NoticeBoard(Notices(store.client, store.keys), cast("Any", Told()))
+    board = NoticeBoard(Notices(store.client, store.keys), cast("Any", Hub()))
     board.on_announcement(LiveFrame({"type": "user_changed", "uid": "usr_a"}))
     assert not board._changed.is_set()
     board.on_announcement(LiveFrame({"type": "notice"}))
