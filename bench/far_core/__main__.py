@@ -3,7 +3,8 @@
 A core without a model sends steps, as a real one does, to one client: by a unix socket, and by TCP
 with CURVE over this machine's own network, in turns. Shown are the processor time of either
 process for a step and for a token, and how long a step takes from one to the other. What a net in
-between adds is not in it.
+between adds is not in it. With `--flood` another client, of the same key, sends messages meanwhile
+as fast as it can.
 """
 
 import argparse
@@ -17,6 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 
+import zmq
 from rich.console import Console
 from rich.table import Table
 
@@ -26,14 +28,18 @@ from engine.client.requests.core_connection import CoreConnection
 from engine.client.requests.core_link import CoreState
 from engine.config import EngineConfig, FarDoor
 from engine.core.io_thread import IoThread
-from engine.far.keys import make_keys, trust
+from engine.far.keys import make_keys, read_keys, trust
+from engine.far.sockets import set_client
 from engine.ipc import (
+    Abort,
     AddRequest,
+    Hello,
     Pong,
     Ready,
     SchedulerStats,
     SequenceOutput,
     StepOutputs,
+    encode,
 )
 from engine.sampling_params import SamplingParams
 
@@ -45,6 +51,8 @@ READY_SECONDS = 30.0
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.far_core", description=__doc__)
     parser.add_argument("--core", type=Path, help=argparse.SUPPRESS)  # we are the core
+    parser.add_argument("--flooder", type=Path, help=argparse.SUPPRESS)  # we are the other client
+    parser.add_argument("--flood", type=int, help="bytes of each message of another client")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=200, help="in a round")
     parser.add_argument("--rate", type=float, default=30.0, help="steps a second")
@@ -52,17 +60,24 @@ def main() -> None:
     if arguments.core is not None:
         serve(arguments.core, arguments.rate)
         return
+    if arguments.flooder is not None:
+        flood(arguments.flooder, arguments.flood)
+        return
     with tempfile.TemporaryDirectory(prefix="parley-") as folder:
         core_key, client_key = (make_keys(Path(folder, name)) for name in ("core", "client"))
         trust(Path(folder, "core"), "client", client_key)
         trust(Path(folder, "client"), "core", core_key)
         command = [sys.executable, "-m", "bench.far_core", "--core", folder]
-        core = subprocess.Popen([*command, "--rate", str(arguments.rate)], stdin=subprocess.PIPE)
+        processes = [subprocess.Popen([*command, "--rate", str(arguments.rate)])]
+        if arguments.flood is not None:
+            command = [sys.executable, "-m", "bench.far_core", "--flooder", folder]
+            processes.append(subprocess.Popen([*command, "--flood", str(arguments.flood)]))
         try:
-            asyncio.run(measure(Path(folder), core.pid, arguments.rounds, arguments.steps))
+            asyncio.run(measure(Path(folder), processes[0].pid, arguments.rounds, arguments.steps))
         finally:
-            core.kill()
-            core.wait()
+            for process in processes:
+                process.kill()
+                process.wait()
 
 
 # ---- the core ---------------------------------------------------------------------------------
@@ -94,6 +109,19 @@ def _answer(io: IoThread, client_id: str, request: AddRequest, step_seconds: flo
             for n in range(len(request.prompt_token_ids))
         ]
         io.send(client_id, StepOutputs(1, step, outputs, STATS))
+
+
+def flood(folder: Path, num_bytes: int) -> None:
+    """Until it is killed. What it sends is read to its end, and then ignored."""
+    with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
+        socket.set(zmq.IDENTITY, b"flooding")
+        set_client(socket, read_keys(folder / "client"), FAR)
+        socket.set(zmq.RECONNECT_IVL, 100)  # the core may not be there yet
+        socket.connect(FAR)
+        socket.send(encode(Hello("flooding", os.getpid())))
+        message = encode(Abort(["x" * num_bytes]))
+        while True:
+            socket.send(message)
 
 
 # ---- the client -------------------------------------------------------------------------------

@@ -30,7 +30,8 @@ import msgspec
 import zmq
 
 from engine.config import FarDoor
-from engine.core.doors import Door, Gatekeeper, open_far, open_local
+from engine.core.callers import LOOK_SECONDS
+from engine.core.doors import Door, Gatekeeper, Mail, open_far, open_local
 from engine.far.calls import LORA
 from engine.ipc import (
     PROTOCOL_VERSION,
@@ -57,6 +58,10 @@ MAX_BACKLOG_BYTES = 64 * 1024 * 1024  # of one client; beyond it the client coun
 SILENCE_SECONDS = 30.0  # without a word of a client, which pings every second: it has stopped
 FAR_SILENCE_SECONDS = 15.0  # of one on another machine, which has given us up by then
 RETRY_MS = 10  # while a client's pipe is full
+# Of one door's messages that are taken in one turn; after that outputs are sent, and the other door
+# has its turn. libzmq gives the connections of a door turns by itself, message by message.
+TURN_MESSAGES = 64
+TURN_BYTES = 1 << 20
 SPLIT_BYTES = 1 << 20  # of a step's outputs; a client reads several messages with pauses between
 REFUSED = "refused_from_afar"  # the code of an error
 
@@ -98,7 +103,7 @@ class _Client:
     door: Door
     identity: bytes
     last_heard: float  # time.monotonic()
-    key_name: str = ""  # of who comes from another machine
+    key: str = ""  # of who comes from another machine
     pidfd: int | None = None
     is_silent: bool = False
     backlog: deque[bytes] = field(default_factory=deque)
@@ -142,6 +147,8 @@ class IoThread(threading.Thread):
         self._poller = zmq.Poller()
         for door in self._doors:
             self._poller.register(door.socket, zmq.POLLIN)
+            if door.callers is not None:
+                self._poller.register(door.callers.events, zmq.POLLIN)
         if self._gatekeeper is not None:
             self._poller.register(self._gatekeeper.socket, zmq.POLLIN)
         self._poller.register(self._wake_fd, zmq.POLLIN)
@@ -194,8 +201,13 @@ class IoThread(threading.Thread):
             if self._gatekeeper is not None and self._gatekeeper.socket in events:
                 self._gatekeeper.answer()
             for door in self._doors:
+                if door.callers is not None and door.callers.events in events:
+                    door.callers.take_events()
                 if door.socket in events:
                     self._receive(door)
+                if door.callers is not None and self._gatekeeper is not None:
+                    for client_id, problem in door.callers.look(self._gatekeeper.read_trusted):
+                        self._lose(client_id, problem)
             for pidfd in self._pidfd_to_client_id.keys() & events.keys():
                 self._lose(self._pidfd_to_client_id[pidfd], "its process ended")
             self._notice_silence()
@@ -203,6 +215,8 @@ class IoThread(threading.Thread):
         for client_id in list(self._clients):
             self._deliver(client_id, encode(Dead(self._last_words)))
         for door in self._doors:
+            if door.callers is not None:
+                door.callers.close()
             door.socket.close()
         if self._gatekeeper is not None:
             self._gatekeeper.close()
@@ -210,6 +224,8 @@ class IoThread(threading.Thread):
     def _poll_ms(self, is_congested: bool) -> int | None:
         if is_congested:
             return RETRY_MS
+        if any(door.callers for door in self._doors):  # who may have no client yet
+            return int(LOOK_SECONDS * 1000)
         if not self._clients:
             return None
         has_far = any(client.door.is_far for client in self._clients.values())
@@ -223,26 +239,33 @@ class IoThread(threading.Thread):
                 self._deliver(client_id, payload)
 
     def _receive(self, door: Door) -> None:
-        while True:
-            try:
-                identity, frames, key_name = door.receive()
-            except zmq.Again:
-                return
-            client_id = door.client_id(identity)
-            if client := self._clients.get(client_id):
-                client.last_heard = time.monotonic()
-                client.is_silent = False
-            try:
-                (payload,) = frames
-                message: ClientMessage = decode_client_message(payload)
-            except Exception as error:  # whatever garbage can do to a decoder, such as recursion
-                self._dismiss(client_id, f"unreadable message: {error}")
-                continue
-            if isinstance(message, Hello) and message.replaces:
-                self._replace(door.prefix + message.replaces, key_name)
-            self._dispatch(door, client_id, identity, message)
-            if isinstance(message, Hello) and (client := self._clients.get(client_id)):
-                client.key_name = key_name
+        """One turn. What is left has the next one, at once."""
+        num_bytes = 0
+        with contextlib.suppress(zmq.Again):
+            for _ in range(TURN_MESSAGES):
+                if (mail := door.receive()) is not None:
+                    self._take(door, mail)
+                    num_bytes += len(mail.payload or b"")
+                if num_bytes > TURN_BYTES:
+                    return
+
+    def _take(self, door: Door, mail: Mail) -> None:
+        client_id = door.client_id(mail.identity)
+        if client := self._clients.get(client_id):
+            client.last_heard = time.monotonic()
+            client.is_silent = False
+        try:
+            if mail.payload is None:
+                raise ValueError("it has several parts")
+            message: ClientMessage = decode_client_message(mail.payload)
+        except Exception as error:  # whatever garbage can do to a decoder, such as recursion
+            self._dismiss(client_id, f"unreadable message: {error}")
+            return
+        if isinstance(message, Hello) and message.replaces:
+            self._replace(door.prefix + message.replaces, mail.key)
+        self._dispatch(door, client_id, mail.identity, message)
+        if isinstance(message, Hello) and (client := self._clients.get(client_id)):
+            client.key = mail.key
 
     def _dispatch(
         self, door: Door, client_id: str, identity: bytes, message: ClientMessage
@@ -283,13 +306,13 @@ class IoThread(threading.Thread):
             logger.info("client %s joined, process %d", client_id, hello.pid)
         self._deliver(client_id, encode(self._ready if not door.is_far else self._far_ready(door)))
 
-    def _replace(self, client_id: str, key_name: str) -> None:
+    def _replace(self, client_id: str, key: str) -> None:
         """At once: the end of its connection shows here only when something is sent to it.
 
         Nobody replaces the client of another key, nor one of this machine.
         """
         client = self._clients.get(client_id)
-        if client is not None and client.door.is_far and client.key_name == key_name:
+        if client is not None and client.door.is_far and client.key == key:
             self._lose(client_id, "it has connected anew")
 
     def _watch_process(self, client_id: str, client: _Client, pid: int) -> None:

@@ -49,6 +49,7 @@ from engine.ipc import (
 logger = logging.getLogger("engine.core")
 
 STUCK_SECONDS = 10.0  # without a step, though requests wait and none runs: then the first one ends
+MAX_TAKEN = 256  # messages of one round: who sends without end delays no step
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +140,7 @@ class EngineCore:
         """One round; False if there was nothing to compute."""
         self._round_started = self._now()
         self._receive_aborts()
-        while not self.inbox.empty():
+        for _ in range(min(MAX_TAKEN, self.inbox.qsize())):
             self._handle(self.inbox.get_nowait())
         has_step, num_known = self._in_flight is not None, len(self.scheduler.sequences)
         step = self._start_step(self._round_started)
@@ -295,7 +296,7 @@ class EngineCore:
 
     def _receive_aborts(self) -> None:
         """What has come since; each is in the inbox as well, where it is mostly ignored then."""
-        while self.aborts:
+        for _ in range(len(self.aborts)):  # and no more, though further ones come meanwhile
             client_id, message = self.aborts.popleft()
             self.scheduler.abort(client_id, message.request_ids, message.reason)
 

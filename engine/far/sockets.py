@@ -21,6 +21,7 @@ KEEPALIVE_SECONDS = 2
 MAX_UNANSWERED = 5
 UNTAKEN_MS = 10_000  # that what was sent may wait for the peer's kernel to take it
 MAX_UNSENT = 100  # messages to one client that libzmq keeps; the core itself bounds the rest
+MAX_UNREAD = 32  # messages of one client that libzmq keeps; the rest waits at the client
 MAX_REPLY_BYTES = 64 * 1024 * 1024  # to a client, which trusts its core's key and no more
 IPV4 = re.compile(r"[0-9.]+")
 
@@ -38,6 +39,7 @@ def set_server(socket: "zmq.Socket[bytes]", keys: Keys, address: str) -> None:
     socket.set(zmq.TCP_MAXRT, UNTAKEN_MS)
     socket.set(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
     socket.set(zmq.SNDHWM, MAX_UNSENT)
+    socket.set(zmq.RCVHWM, MAX_UNREAD)
     socket.set(zmq.IPV6, needs_ipv6(address))
 
 

@@ -34,6 +34,9 @@ class _Second:
             logger.info("standby core is ready", pid=self.process.pid)
         except EngineStartError as error:
             self.problem = error.reason
+        except Exception as error:  # whatever it is, there is none, and it is not waited for
+            logger.exception("standby core cannot be waited for")
+            self.problem = f"it cannot be waited for: {type(error).__name__}"
 
 
 class Standby:
@@ -89,5 +92,6 @@ class Standby:
 
     def _give_up(self, reason: str) -> None:
         """Until the next core serves."""
-        self._second, self._is_due = None, False
+        self.stop()
+        self._is_due = False
         logger.warning("no standby core", reason=reason)

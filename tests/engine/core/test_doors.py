@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 import zmq
 
@@ -21,105 +20,21 @@ from engine.far.sockets import MAX_REPLY_BYTES, set_client
 from engine.ipc import (
     MAX_MESSAGE_BYTES,
     AddRequest,
-    CoreMessage,
     Dead,
     Hello,
     Ping,
     Pong,
-    Ready,
     StepOutputs,
     Utility,
     UtilityReply,
     decode_client_message,
-    decode_core_message,
-    encode,
 )
 from engine.lora import LoRARequest
 from tests.engine.core.test_io_thread import make_ready
-from tests.engine.helpers.fakes import make_request, make_scheduler
+from tests.engine.helpers.fakes import make_request
+from tests.engine.helpers.far.doors import FarIo, port_of
 from tests.engine.helpers.far.machines import HOST, Machines, free_address
 from tests.helpers.patience import PATIENCE
-
-
-class FarPeer:
-    """One socket at the far door: says what it likes, with the keys of a folder or with none."""
-
-    def __init__(self, address: str, name: str, keys: Keys | None, *, max_read: int = 1000) -> None:
-        self.name = name
-        self._context = zmq.Context()
-        self._socket = self._context.socket(zmq.DEALER)
-        self._socket.set(zmq.IDENTITY, name.encode())
-        self._socket.set(zmq.LINGER, 0)
-        self._socket.set(zmq.RCVHWM, max_read)
-        if keys is not None:
-            set_client(self._socket, keys, address)
-        self._socket.set(zmq.RECONNECT_IVL, -1)
-        events = zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED
-        self._monitor = self._socket.get_monitor_socket(events)
-        self._socket.connect(address)
-
-    def send(self, message: Any) -> None:
-        self._socket.send(message if isinstance(message, bytes) else encode(message))
-
-    def receive(self) -> CoreMessage:
-        assert self._socket.poll(int(PATIENCE * 1000)), "nothing comes"
-        message: CoreMessage = decode_core_message(self._socket.recv())
-        return message
-
-    def join(self, **fields: Any) -> Ready:
-        self.send(Hello(self.name, os.getpid(), **fields))
-        ready = self.receive()
-        assert isinstance(ready, Ready)
-        return ready
-
-    def wait_until_closed(self) -> None:
-        """By the core."""
-        assert self._monitor.poll(int(PATIENCE * 1000)), "it is still open"
-
-    def close(self) -> None:
-        self._socket.disable_monitor()
-        self._monitor.close()
-        self._socket.close()
-        self._context.term()
-
-
-class FarIo:
-    """An `IoThread` with a far door, its keys, and the messages that it has parsed."""
-
-    def __init__(self, folder: Path, decoded: list[bytes], **options: Any) -> None:
-        self.machines = Machines(folder)
-        self.decoded = decoded
-        self.keys = read_keys(self.machines.of_client)
-        self._sockets = tempfile.TemporaryDirectory(prefix="parley-")
-        address = f"ipc://{self._sockets.name}/core.sock"
-        door = self.machines.door(permits=options.pop("permits", []))
-        ready = make_ready(address)
-        config = msgspec.structs.replace(ready.config, model="/secret", enable_lora=True, far=door)
-        ready = msgspec.structs.replace(ready, config=config)
-        stats = make_scheduler().stats()
-        self.thread = IoThread(
-            address, ready, lambda ping: Pong(ping.number, 1, 0.0, stats), far=door, **options
-        )
-        self.thread.start()
-        self._peers: list[FarPeer] = []
-
-    def peer(self, name: str, keys: Keys | None, **options: Any) -> FarPeer:
-        self._peers.append(FarPeer(self.machines.address, name, keys, **options))
-        return self._peers[-1]
-
-    def check_good(self) -> None:
-        """A client whose key is trusted is served."""
-        peer = self.peer("good", self.keys)
-        peer.join()
-        peer.send(Ping(4711))
-        pong = peer.receive()
-        assert isinstance(pong, Pong) and pong.number == 4711
-
-    def close(self) -> None:
-        for peer in self._peers:
-            peer.close()
-        self.thread.close("the test has ended")
-        self._sockets.cleanup()
 
 
 @pytest.fixture
@@ -187,8 +102,7 @@ GARBAGE = {
 def test_bytes_that_are_no_handshake_end_their_connection_and_nothing_else(
     io: FarIo, garbage: bytes
 ) -> None:
-    port = int(io.machines.address.rpartition(":")[2])
-    with socket.create_connection((HOST, port)) as bad:
+    with socket.create_connection((HOST, port_of(io))) as bad:
         bad.settimeout(PATIENCE)
         bad.sendall(garbage)
         with contextlib.suppress(ConnectionResetError):
@@ -203,8 +117,7 @@ def test_a_connection_that_says_nothing_is_closed(
 ) -> None:
     monkeypatch.setattr(sockets, "HANDSHAKE_MS", 100)
     io = build()
-    port = int(io.machines.address.rpartition(":")[2])
-    with socket.create_connection((HOST, port)) as silent:
+    with socket.create_connection((HOST, port_of(io))) as silent:
         silent.settimeout(PATIENCE)
         with contextlib.suppress(ConnectionResetError):
             while silent.recv(4096):  # the greeting of the core's own
@@ -305,7 +218,7 @@ def test_who_does_not_read_has_gone_when_too_much_waits_for_it(
     io.check_good()
 
 
-def test_keys_that_come_and_go_count_from_the_next_connection_on(io: FarIo, tmp_path: Path) -> None:
+def test_keys_that_come_and_go_count_for_the_next_connection(io: FarIo, tmp_path: Path) -> None:
     folder = io.machines.stranger(tmp_path / "late")
     trust(io.machines.of_core, "late", make_keys(folder))
     io.peer("a", read_keys(folder)).join()

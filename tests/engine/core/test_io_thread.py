@@ -17,6 +17,7 @@ import zmq
 import engine
 from engine.config import EngineConfig
 from engine.core import io_thread as core_io
+from engine.core.doors import Door, Mail
 from engine.core.io_thread import ClientGone, ClientSilent, InboxItem, IoThread
 from engine.ipc import (
     PROTOCOL_VERSION,
@@ -100,14 +101,15 @@ def make_ready(address: str) -> Ready:
 class Io:
     """An `IoThread` with peers, closed together."""
 
-    def __init__(self, folder: str, **options: Any) -> None:
+    def __init__(self, folder: str, *, starts: bool = True, **options: Any) -> None:
         self.address = f"ipc://{folder}/core.sock"
         stats = make_scheduler().stats()
         ready = make_ready(self.address)
         self.thread = IoThread(
             self.address, ready, lambda ping: Pong(ping.number, 1, 0.0, stats), **options
         )
-        self.thread.start()
+        if starts:
+            self.thread.start()
         self._peers: list[Peer] = []
 
     def peer(self, name: str = "", *, joins: bool = True, **options: Any) -> Peer:
@@ -294,6 +296,72 @@ def test_a_client_that_does_not_read_is_given_up_at_the_bound(
     while not isinstance(last, Dead):  # it reads and pings again, and learns what it missed
         lazy.send(encode(Ping(1)))
         last = lazy.receive()
+
+
+def test_a_flood_is_taken_in_turns_between_which_outputs_are_sent(
+    io: Io, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    turns: list[int] = []
+    receive, send = Door.receive, io.thread._send_outbox
+
+    def count(door: Door) -> Mail | None:
+        mail = receive(door)
+        turns[-1] += 1
+        return mail
+
+    def begin_turn() -> None:
+        turns.append(0)
+        send()
+
+    flooding, other = io.peer("flooding"), io.peer("other")
+    monkeypatch.setattr(io.thread, "_send_outbox", begin_turn)
+    other.check_heard()  # the thread is in its new turns
+    monkeypatch.setattr(Door, "receive", count)
+    for _ in range(20):
+        for _ in range(500):
+            flooding.send(encode(Utility(1, "x")))
+        io.thread.send("other", UtilityReply(1))
+        assert other.receive() == UtilityReply(1)
+    for _ in range(20 * 500):
+        assert io.next() == ("flooding", Utility(1, "x"))
+    assert max(turns) <= core_io.TURN_MESSAGES
+
+
+def test_long_messages_make_a_turn_short(build: Callable[..., Io]) -> None:
+    io = build(starts=False)
+    long = Utility(1, "x" * core_io.TURN_BYTES)
+    peer = io.peer("long", joins=False)
+    for message in (Hello("long", os.getpid()), *[long] * 3):
+        peer.send(encode(message))
+    counts: list[int] = []
+    (door,) = io.thread._doors
+    while sum(counts) < 3:
+        assert door.socket.poll(int(PATIENCE * 1000))
+        before = io.thread.inbox.qsize()
+        io.thread._receive(door)
+        counts.append(io.thread.inbox.qsize() - before)
+    assert max(counts) == 1
+    io.thread.start()
+
+
+def test_of_a_message_in_many_parts_no_more_is_read_in_a_turn_than_of_others(
+    build: Callable[..., Io],
+) -> None:
+    io = build(starts=False)
+    peer = io.peer("torn", joins=False)
+    peer.send(encode(Hello("torn", os.getpid())))
+    peer.send(*[b"x"] * (3 * core_io.TURN_MESSAGES))
+    peer.send(encode(Hello("torn", os.getpid())))
+    (door,) = io.thread._doors
+    for _ in range(3):
+        assert door.socket.poll(int(PATIENCE * 1000))
+        io.thread._receive(door)
+        assert io.thread.inbox.qsize() <= 1
+    io.thread.start()
+    assert isinstance(peer.receive(), Ready)
+    assert isinstance(dead := peer.receive(), Dead) and "several parts" in dead.reason
+    assert io.next() == ClientGone("torn")
+    assert isinstance(peer.receive(), Ready)  # it is welcome again
 
 
 def test_long_outputs_of_a_step_come_as_several_messages(

@@ -11,7 +11,7 @@ from engine.core.io_thread import ClientGone, ClientSilent, Shutdown
 from engine.core.scheduling.scheduler import Scheduler
 from engine.core.scheduling.seats import Seats
 from engine.core.scheduling.sequence import SampledToken, ScheduledSequence, Sequence, Tokens
-from engine.core.step_loop import STUCK_SECONDS
+from engine.core.step_loop import MAX_TAKEN, STUCK_SECONDS
 from engine.ipc import Abort, Ping, StepOutputs, Utility, UtilityReply
 from tests.engine.helpers.fakes import FakeModel, SteppedCore
 
@@ -93,6 +93,27 @@ def test_a_dead_client_ends_its_requests_and_hears_nothing() -> None:
     core.run()
     assert all(output.finish_reason is None for output in core.outputs("a"))
     core.check_all_free()
+
+
+def test_a_client_that_sends_without_end_delays_no_step() -> None:
+    core = SteppedCore()
+    core.add("a", max_tokens=5)
+    core.core.step()
+    handle, handled = core.core._handle_message, 0
+
+    def flood(client_id: str, message: Any) -> None:
+        nonlocal handled
+        handled += 1
+        handle(client_id, message)
+        core.core.inbox.put((client_id, message))  # as quickly as they are taken
+
+    core.core._handle_message = flood  # type: ignore[method-assign]
+    for _ in range(2 * MAX_TAKEN):
+        core.core.inbox.put(("flooding", Abort(["x"])))
+    for num_tokens in (2, 3, 4):
+        core.core.step()
+        assert len(core.tokens("a")) == num_tokens
+    assert handled == 3 * MAX_TAKEN
 
 
 def test_a_row_without_finite_logits_ends_alone() -> None:

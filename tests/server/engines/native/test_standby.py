@@ -25,12 +25,12 @@ class ScriptedCore:
         self.pid = 1
         self.is_prepared = self.is_called = self.is_ended = False
         self.status: int | None = None
-        self.problem: str | None = None
+        self.problem: Exception | None = None
         self.report = REPORT
         self._asked, self._waited = Event(), Event()
         self.made.append(self)
 
-    def prepare(self, problem: str | None = None) -> None:
+    def prepare(self, problem: Exception | None = None) -> None:
         self.problem = problem
         self._asked.set()
         assert self._waited.wait(PATIENCE)
@@ -38,9 +38,8 @@ class ScriptedCore:
     def wait_prepared(self) -> None:
         assert self._asked.wait(PATIENCE)
         if self.problem is not None:
-            error = EngineStartError(self.problem, "")
             self._waited.set()
-            raise error
+            raise self.problem
         self.is_prepared = True
         self._waited.set()
 
@@ -132,12 +131,28 @@ def test_one_that_finds_no_memory_is_said_once_and_tried_again_for_the_next_core
 ) -> None:
     second, core = standby(), serving()
     second.watch(core)
-    made[0].prepare("memory is short")
+    made[0].prepare(EngineStartError("memory is short", ""))
     while second._second is not None:  # its thread is about to say so
         second.watch(core)
     second.watch(core)
     said = capsys.readouterr()
     assert (said.out + said.err).count("memory is short") == len(made) == 1
+    assert second.take() is None
+    second.watch(core)
+    assert len(made) == 2
+
+
+def test_one_that_cannot_be_waited_for_is_ended_said_and_tried_again_for_the_next_core(
+    made: list[ScriptedCore], capsys: pytest.CaptureFixture[str]
+) -> None:
+    second, core = standby(), serving()
+    second.watch(core)
+    made[0].prepare(OSError("no descriptors"))
+    while second._second is not None:  # its thread is about to say so
+        second.watch(core)
+    assert made[0].is_ended
+    said = capsys.readouterr()
+    assert "no descriptors" in said.out + said.err  # with the trace
     assert second.take() is None
     second.watch(core)
     assert len(made) == 2
