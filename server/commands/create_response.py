@@ -435,6 +435,7 @@ class ResponseCreator:
         above = target.before[-1].id if target.before else begun.parent_id
         run.user_message = question.with_parent(above) if new_question else question
         run.is_hidden = begun.hidden
+        run.place = begun.place
         run.is_brought = wish.brought is not None
         return run, begun
 

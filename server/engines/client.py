@@ -75,6 +75,7 @@ __all__ = [
     "ParsedEvent",
     "ParsedReasoning",
     "ParsedText",
+    "Placing",
     "PoolingParams",
     "PoolingRequestOutput",
     "PromptTooLongError",
@@ -185,6 +186,17 @@ class Computing(Protocol):
     @property
     def computes(self) -> str | None:
         """By what: two that say the same write the same, bit for bit. None: nobody has said it."""
+
+
+@runtime_checkable
+class Placing(Protocol):
+    """What several engines as one are besides an `EngineClient`."""
+
+    def place_of(self, session_id: str) -> str | None:
+        """The name of the engine that has the session's keys and values."""
+
+    def know_place(self, session_id: str, name: str) -> None:
+        """It is this one, as another worker has said, whatever was known here."""
 
 
 class EngineClient(Protocol):

@@ -362,6 +362,13 @@ class OnDemandEngine:
                 async for output in outputs:
                     yield output
 
+    def place_of(self, session_id: str) -> str | None:
+        return None if self.group is None else self.group.place_of(session_id)
+
+    def know_place(self, session_id: str, name: str) -> None:
+        if self.group is not None:
+            self.group.know_place(session_id, name)
+
     async def add_lora(self, lora_request: LoRARequest) -> bool:
         with self.using():
             return await self._engine.add_lora(lora_request)

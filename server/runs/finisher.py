@@ -170,6 +170,7 @@ class Finisher:
             pauses_queue=pauses_queue(end) and next_round is None,
             next_round=next_round,
             group=run.group,
+            place=run.place,
         )
 
     def _publish_done(self, ending: _Ending, *, durable: bool) -> None:

@@ -27,6 +27,7 @@ from server.engines.client import (
     ParsedArguments,
     ParsedBegin,
     ParsedEnd,
+    Placing,
     RequestOutput,
     RequestProgress,
     SamplingParams,
@@ -261,6 +262,7 @@ class Producer:
             )
         if run.token_ids and not self._take_up(token_ids, params):
             return End("incomplete", "owner_lost", "released")
+        self._tell_place()
         finish_reason, stop_reason, confirmed = "error", None, True
         error: OutputError | None = None
         try:
@@ -299,6 +301,7 @@ class Producer:
                 **run.ids,
             )
         finally:
+            self._note_place()
             if self._reader is not None:
                 rest = self._reader.finish()
                 if finish_reason == "length":  # a call that is cut is incomplete, as after a stop
@@ -311,6 +314,18 @@ class Producer:
         if error is not None and run.stopping is None:
             return end_of_error(error, engine, has_form=params.structured_outputs is not None)
         return run.end(finish_reason, stop_reason, engine)
+
+    def _tell_place(self) -> None:
+        """Which of several engines wrote the session's last answer, perhaps for another worker."""
+        name, _, model = (self._run.place or "").partition(" ")
+        if name and model == self._run.response.get("model") and isinstance(self._engine, Placing):
+            self._engine.know_place(self._run.session_id, name)
+
+    def _note_place(self) -> None:
+        """For whoever asks next. A name of an engine has no spaces."""
+        if isinstance(self._engine, Placing):
+            name = self._engine.place_of(self._run.session_id)
+            self._run.place = name and f"{name} {self._run.response.get('model', '')}"
 
     def _take_up(self, token_ids: list[int], params: SamplingParams) -> bool:
         """Show what another worker's tokens say beyond its text; False if they say another text."""

@@ -127,6 +127,7 @@ class Run:
         self.prompt: Prompt | None = None
         self.prompt_from: str | None = None
         self.model: ServedModel | None = None  # that computes it; unknown of one that only ends
+        self.place: str | None = None  # where keys and values of its session are: "ENGINE MODEL"
         self.tokens_left: int | None = None  # that its user may still use; None: unlimited
         self.group: str | None = None  # of its user's, which has held tokens for it,
         self.tokens_held: int | None = None  # so many; None: not yet

@@ -93,6 +93,7 @@ class BegunResponse:
     parent_id: str | None
     lease_until: int = 0
     hidden: bool = False  # the session is in no list
+    place: str | None = None  # that `Runs.finish` has stored of the answer before
 
 
 @dataclass(frozen=True, slots=True)

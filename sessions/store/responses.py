@@ -252,6 +252,7 @@ class Responses:
             parent_id=None if replayed else parent_id,
             lease_until=reply[9],
             hidden=reply[10] == b"1",
+            place=reply[11].decode() or None,
         )
         if not replayed:
             await self._indexes.settle(

@@ -152,6 +152,7 @@ class Runs:
         pauses_queue: bool = False,
         next_round: NextRound | None = None,
         group: str | None = None,
+        place: str | None = None,
     ) -> Finished:
         """End the run: last entries, message, usage, `message.updated` and the next in the queue.
 
@@ -161,6 +162,7 @@ class Runs:
         get `published_end` instead of the last event. With `pauses_queue` what waits in the
         session's queue does not begin by itself. `next_round` does, before all of it, unless
         another answer of the session waits already. `group` is the one that holds tokens for it.
+        `place` is for whoever begins the session's next answer.
 
         There is exactly one winner; a repeat of the winner's own call answers `repeated`. Raises
         `CancelPending` for any other end than `cancelled` with the reason and `seen` of the stop
@@ -210,6 +212,7 @@ class Runs:
             published_end=None if published_end is None else encode_event(published_end),
             pauses=1 if pauses_queue else None,
             next_round=None if next_round is None else next_round.encode(),
+            place=place,
             fields=field_arguments({}, fields),
             entries=[encode_event(event) for event in events],
         )

@@ -280,6 +280,15 @@ class EngineGroup:
         """Those that it writes."""
         return [answer for answer in self._answers.values() if answer.member is member]
 
+    def place_of(self, session_id: str) -> str | None:
+        member = self._placement.place_of(session_id)
+        return None if member is None else member.name
+
+    def know_place(self, session_id: str, name: str) -> None:
+        member = next((each for each in self.members if each.name == name), None)
+        if member is not None:
+            self._placement.know(session_id, member)
+
     async def generate(
         self,
         prompt: TokensPrompt,

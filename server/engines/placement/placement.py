@@ -41,6 +41,14 @@ class Placement:
         self._remember(session_id, chosen)
         return chosen
 
+    def place_of(self, session_id: str) -> Member | None:
+        """Where its last answer went, if it is remembered."""
+        return self._places.get(session_id)
+
+    def know(self, session_id: str, member: Member) -> None:
+        """Its last answer was written there, by another worker."""
+        self._remember(session_id, member)
+
     def forget(self, member: Member) -> None:
         """It is no engine any more."""
         for session_id in [each for each, there in self._places.items() if there is member]:

@@ -1,6 +1,6 @@
 -- Begins a response once for each idempotency key: messages, run, first log entry, session events, key, publishes.
 -- KEYS m msg log r e i q runs tree ids share
--- ok|replayed rid fence wait offset epoch now cancel title_empty lease_until hidden
+-- ok|replayed rid fence wait offset epoch now cancel title_empty lease_until hidden place
 -- key_reused rid | busy rid | queue_full rid | locked reason | moved head | changed | quota messages/bytes
 -- parent_not_found | queue_changed | not_found
 read_args({
@@ -26,7 +26,7 @@ local uid, locked, active, epoch, head, title, newest, message_count, bytes = un
   'locked', 'active_response_id', 'epoch', 'head', 'title', 'offset', 'message_count', 'bytes'))
 if not uid or uid ~= args.uid then return {'not_found'} end
 local title_empty = title == '' and 1 or 0
-local hidden = redis.call('HGET', m, 'hidden') or ''
+local hidden, place = redis.call('HGET', m, 'hidden') or '', redis.call('HGET', m, 'place') or ''
 
 local early = false
 local known = redis.call('GET', i)
@@ -43,7 +43,7 @@ elseif known and not (args.queue_revision ~= '' and known == 'queued ' .. args.b
     if waiting == known_rid then wait = place end
   end
   return {word, known_rid, tonumber(fence or 0), wait, tonumber(newest), epoch, now_ms(), tonumber(cancel or 0),
-    title_empty, tonumber(lease_until or 0), hidden}
+    title_empty, tonumber(lease_until or 0), hidden, place}
 end
 
 if locked ~= '' then return {'locked', locked} end
@@ -130,4 +130,4 @@ for _, key in ipairs(args.more_keys) do
 end
 publish_session(epoch, offset, table.concat(lines, '\n'))
 publish_response(rid, 1, 1, 1, args.created_event)
-return {'ok', rid, 1, wait, offset, epoch, now, early and 1 or 0, title_empty, lease_until, hidden}
+return {'ok', rid, 1, wait, offset, epoch, now, early and 1 or 0, title_empty, lease_until, hidden, place}

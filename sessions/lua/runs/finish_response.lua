@@ -17,6 +17,7 @@ read_args({
   'published_end', -- response.done as it is published, or '' = as it is stored
   'pauses', -- 1: what waits in the queue is not to begin by itself; or ''
   'next_round', -- what follows by itself, unless another answer waits for this one; or ''
+  'place', -- which engine has the session's keys and values by now; or '' = nobody knows
 }, {
   'fields', -- names and values
   'entries', -- the last is response.done
@@ -80,6 +81,7 @@ if args.next_round ~= '' and active == rid and next_rid == '' then
 end
 put_message(m, msg, args.message_id, args.body)
 if args.token_ids_to_keep ~= '' then redis.call('HSET', ids, args.message_id, args.token_ids_to_keep) end
+if args.place ~= '' then redis.call('HSET', m, 'place', args.place) end
 redis.call('HSET', m, 'updated_at', now, 'input_tokens', input_tokens, 'output_tokens', output_tokens)
 local offset = log_event(m, log, args.updated_event, args.log_entries, args.log_ms)
 redis.call('HSET', r, 'status', args.status, 'reason', args.reason, 'engine', args.engine, 'sequence_number', last,

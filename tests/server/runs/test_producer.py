@@ -55,6 +55,23 @@ async def test_the_engine_hears_of_which_session_an_answer_is(answering: Answeri
     assert answering.engine.sessions == [answering.chat.session_id]
 
 
+@pytest.mark.parametrize(
+    ("place", "known"), [("native-2 village", "native-2"), ("native-2 town", None), (None, None)]
+)
+async def test_where_an_answer_is_written_is_kept_with_its_session(
+    answering: Answering, place: str | None, known: str | None
+) -> None:
+    places: dict[str, str] = {}
+    engine: Any = answering.engine
+    engine.know_place = places.__setitem__
+    engine.place_of = {answering.chat.session_id: "native-3"}.get
+    answering.run.place = place
+    answering.engine.say(output(answering.rid, "one", "stop"))
+    await answering.start()
+    assert places.get(answering.chat.session_id) == known
+    assert (await answering.chat.begin()).place == "native-3 village"
+
+
 async def test_a_stop_keeps_what_was_shown_and_discards_what_comes(answering: Answering) -> None:
     producing = answering.start()
     answering.engine.say(output(answering.rid, "kept "))

@@ -42,6 +42,18 @@ async def test_begin_stores_both_messages_the_run_and_entry_1(chat: Chat) -> Non
     assert session.active_response_id == begun.response_id
 
 
+async def test_the_next_answer_of_a_session_hears_where_the_last_one_was_written(
+    chat: Chat, other_store: SessionStore
+) -> None:
+    first = await chat.begin()
+    assert first.place is None
+    await chat.finish(first.response_id, 2, place="native-2 village")
+    second = await chat.on(other_store).begin()
+    assert second.place == "native-2 village"
+    await chat.finish(second.response_id, 2)  # by a worker that knows nothing of it
+    assert (await chat.begin()).place == "native-2 village"
+
+
 async def test_begin_logs_both_messages_in_order(chat: Chat) -> None:
     await chat.begin("hello")
     events = await chat.store.sessions.events(chat.session_id, after=1)

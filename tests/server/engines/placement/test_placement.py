@@ -70,26 +70,53 @@ def test_workers_agree_on_nearly_all_sessions_without_talking() -> None:
     assert sum(first[session] == third[session] for session in first) > 320
 
 
-def test_two_workers_find_nearly_as_much_in_the_caches_as_one_does() -> None:
-    def hits(num_workers: int, seed: int) -> int:
-        """Tokens of prompts whose keys and values are where they go, of 64 chats of 4 turns."""
-        rng = random.Random(seed)
-        workers = [(Placement(), members("ab")) for _ in range(num_workers)]
-        cached: Counter[tuple[str, str]] = Counter()
-        found = 0
-        for turn in range(4):
-            for number in rng.sample(range(64), 64):
-                placement, among = rng.choice(workers)
-                chosen = placement.choose(f"session-{number}", among)
-                assert chosen is not None
-                place = (f"session-{number}", chosen.name)
-                found += min(cached[place], 200 * turn)
-                cached[place] = 200 * (turn + 1)
-        return found
+def hits(
+    num_workers: int, names: str, spilled: float = 0.0, *, is_kept: bool = True, num_chats: int = 64
+) -> float:
+    """Which share of the tokens of prompts is where they go, of as many chats of 4 turns.
 
-    one, two = (sum(hits(number, seed) for seed in range(10)) for number in (1, 2))
-    assert one == 10 * 64 * 200 * (1 + 2 + 3)
-    assert two >= 0.95 * one
+    Each turn asks any of the workers, and a share of them finds its engine full. Where the last
+    answer went is kept with the session, or each worker remembers it for itself.
+    """
+    found = asked = 0
+    for seed in range(10):
+        rng = random.Random(seed)
+        workers = [(Placement(), members(names)) for _ in range(num_workers)]
+        cached: Counter[tuple[str, str]] = Counter()
+        kept: dict[str, str] = {}
+        for turn in range(4):
+            for session in rng.sample(
+                [f"session-{number}" for number in range(num_chats)], num_chats
+            ):
+                placement, among = rng.choice(workers)
+                if is_kept and session in kept:
+                    placement.know(session, next(one for one in among if one.name == kept[session]))
+                full = placement.place_of(session) if rng.random() < spilled else None
+                for each in among:
+                    engine_of(each).load(rng.randrange(8), num_waiting=1 if each is full else 0)
+                chosen = placement.choose(session, among)
+                assert chosen is not None
+                kept[session] = chosen.name
+                found += min(cached[session, chosen.name], 200 * turn)
+                asked += 200 * turn
+                cached[session, chosen.name] = 200 * (turn + 1)
+    return found / asked
+
+
+def test_one_worker_always_finds_what_a_session_has_in_a_cache() -> None:
+    assert hits(1, "abcd") == 1.0
+
+
+@pytest.mark.parametrize(("num_workers", "names"), [(2, "ab"), (4, "abcd")])
+@pytest.mark.parametrize("spilled", [0.0, 0.05, 0.2])
+def test_several_workers_find_as_much_in_the_caches_as_one_does(
+    num_workers: int, names: str, spilled: float
+) -> None:
+    alone, kept = hits(1, names, spilled), hits(num_workers, names, spilled)
+    alike = hits(num_workers, names, spilled, is_kept=False)
+    print(f"{num_workers} workers, {len(names)} engines: {alike:.1%}, {kept:.1%} kept, {alone:.1%}")
+    assert kept >= 0.99 * alone
+    assert kept >= alike
 
 
 @pytest.mark.parametrize("names", ["ab", "abc", "abcd"])
