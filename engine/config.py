@@ -63,6 +63,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_cpu_loras: int | None = None  # in memory; None: as many as may be used
     max_lora_rank: int = 16
     threads: int = 0  # of torch; 0 = torch's own choice
+    num_sharing: int = 1  # cores of ours on this machine: each has its share of torch's choice
     far: FarDoor | None = None
     identity: CoreIdentity | None = None  # for clients on other machines
     log_level: str = "INFO"

@@ -98,6 +98,14 @@ def main() -> int:
     return 0
 
 
+def num_threads(config: EngineConfig, num_chosen: int) -> int:
+    """Of torch, which has chosen so many: for one core, unless somebody has told it."""
+    if config.threads:
+        return config.threads
+    is_told = "OMP_NUM_THREADS" in os.environ
+    return num_chosen if is_told else max(1, num_chosen // config.num_sharing)
+
+
 def load_core(config: EngineConfig) -> tuple[EngineCore, Ready]:
     """Load the model and build everything around it. Raises ValueError with one clear line."""
     checkpoint = check_folder(Path(config.model), needs_weights=config.load_format != "dummy")
@@ -121,8 +129,7 @@ def load_core(config: EngineConfig) -> tuple[EngineCore, Ready]:
 
     gc.freeze()  # no look for garbage in what was imported: it takes long and finds little
     gc.enable()
-    if config.threads:
-        torch.set_num_threads(config.threads)
+    torch.set_num_threads(num_threads(config, torch.get_num_threads()))
     device = choose_device(config.device)
     chosen = ops.choose(config.attn_backend, device)
     processors = LogitsProcessors.load(config, device)

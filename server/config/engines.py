@@ -45,6 +45,7 @@ class EngineEntry:
     url: str | None = None  # without a slash at its end; None: it is ours
     weight: float = 1.0
     options: Mapping[str, str] = field(default_factory=dict)
+    num_sharing: int = 1  # cores of ours on this machine that share its processors
 
     @property
     def key_file(self) -> Path | None:

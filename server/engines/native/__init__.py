@@ -45,7 +45,9 @@ def manage(
         from server.engines.native.far import keeper
 
         return keeper.manage(settings, model, entry, wake, on_progress)
-    return preparation.manage(settings, model, wake, on_progress, most_free)
+    return preparation.manage(
+        settings, model, wake, on_progress, most_free, num_sharing=entry.num_sharing
+    )
 
 
 def name_of(model: "ModelSource") -> str:

@@ -31,12 +31,13 @@ def manage(
     on_progress: Callable[[float], None] | None = None,
     most_free: Callable[[], int | None] | None = None,
     far: FarDoor | None = None,
+    num_sharing: int = 1,
 ) -> CoreKeeper:
     """Get the model ready for a core, which `start` then starts. Raises `EngineSetupError`.
 
     May be called in any thread: a model of the hub is downloaded first, with `on_progress`, if
     there is room for it on the disk, and in the memory that `most_free` says there may be. With
-    `far` it takes clients of other machines as well.
+    `far` it takes clients of other machines as well. So many cores share the processors.
     """
 
     def check(plan: DownloadPlan) -> None:
@@ -52,6 +53,7 @@ def manage(
     directory = PrivateDirectory()
     is_default = model == settings.models[0]
     config = core_config(settings, model, folder, directory.address)
+    config = msgspec.structs.replace(config, num_sharing=num_sharing)
     if far is not None:
         config = msgspec.structs.replace(config, far=far, identity=identity_of(folder))
     return CoreKeeper(

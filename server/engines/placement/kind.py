@@ -1,6 +1,7 @@
 """`GroupKind`: several engines as one, of whatever kinds they are."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from server.config.engines import NATIVE, EngineEntry
@@ -43,10 +44,12 @@ class GroupKind:
         from server.engines.placement.keeper import GroupKeeper  # which workers need not import
 
         entries = self.entries_of(settings, model)
+        # Also for one that is added later: with other shares it would compute otherwise.
+        num_sharing = sum(one.kind == NATIVE and one.url is None for one in entries)
 
         def prepare(one: EngineEntry) -> "ManagedEngine":
-            kind = self._kinds[one.kind]
-            return kind.manage(settings, model, one, wake, on_progress, most_free)
+            kind, shared = self._kinds[one.kind], replace(one, num_sharing=max(1, num_sharing))
+            return kind.manage(settings, model, shared, wake, on_progress, most_free)
 
         prepared: list[tuple[EngineEntry, ManagedEngine]] = []
         try:

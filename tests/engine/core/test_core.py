@@ -17,7 +17,7 @@ import torch
 import zmq
 
 from engine.config import EngineConfig
-from engine.core.__main__ import translate_out_of_memory
+from engine.core.__main__ import num_threads, translate_out_of_memory
 from engine.core.scheduling.sequence import ScheduledSequence, Tokens
 from engine.ipc import (
     Abort,
@@ -295,3 +295,26 @@ def test_a_standby_core_ends_with_its_parent(oracle: Path) -> None:
         assert core.report == {"standby": True} and core.process.stdin is not None
         core.process.stdin.close()
         assert core.process.wait(TIMEOUT_MS / 1000) == 1
+
+
+@pytest.mark.parametrize(
+    ("threads", "num_sharing", "told", "expected"),
+    [
+        (0, 1, None, 8),
+        (0, 2, None, 4),
+        (0, 3, None, 2),
+        (0, 9, None, 1),
+        (5, 2, None, 5),
+        (0, 2, "8", 8),
+    ],
+)
+def test_a_core_has_its_share_of_the_threads_unless_somebody_says_how_many(
+    monkeypatch: pytest.MonkeyPatch, threads: int, num_sharing: int, told: str | None, expected: int
+) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    if told is not None:
+        monkeypatch.setenv("OMP_NUM_THREADS", told)
+    config = EngineConfig(
+        model="", address="", served_model_name="", threads=threads, num_sharing=num_sharing
+    )
+    assert num_threads(config, 8) == expected

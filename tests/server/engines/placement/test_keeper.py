@@ -65,12 +65,14 @@ class Kind:
     def __init__(self) -> None:
         self.engines: dict[str, Managed] = {}
         self.problems: dict[str, str] = {}
+        self.num_sharing: dict[str, int] = {}
 
     def manage(
         self, settings: Settings, model: ModelSource, entry: EngineEntry, *rest: Any
     ) -> Managed:
         if entry.name in self.problems:
             raise EngineSetupError(self.problems[entry.name])
+        self.num_sharing[entry.name] = entry.num_sharing
         return self.engines.setdefault(entry.name, Managed(entry.name))
 
     def name_of(self, model: ModelSource) -> str:
@@ -270,6 +272,20 @@ def test_the_end_ends_also_one_that_was_just_removed() -> None:
     assert all(group[name].has_stopped.is_set() for name in ("native-1", "native-2"))
     group.keeper.clean_up()
     assert "clean up" in group["native-2"].said
+
+
+@pytest.mark.parametrize(
+    ("engines", "num_sharing"),
+    [("native*3", 3), ("native*1", 1), ("native*2 vllm=http://x", 2), ("vllm=http://x native", 1)],
+)
+def test_cores_on_this_machine_share_its_processors_also_with_one_that_comes_later(
+    engines: str, num_sharing: int
+) -> None:
+    group = Group(engines)
+    (late,) = parse_engines(["native;name=late"])
+    group.keeper.add(late)
+    group.settle()
+    assert set(group.kind.num_sharing.values()) == {num_sharing}
 
 
 def test_if_one_cannot_be_made_ready_at_the_start_nothing_is_left_behind() -> None:
