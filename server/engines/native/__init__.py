@@ -1,6 +1,6 @@
 """The native kind: our own engine, whose core is a process of this host, or of another one.
 
-The supervisor gets a `CoreKeeper` of each model by `manage`, or a `FarCoreKeeper` (`far/`) of a
+The supervisor gets a `CoreKeeper` of each model by `manage`, or an `EngineElsewhere` (`far/`) of a
 core that runs elsewhere; each worker joins the core by `connect`, and knows the model by
 `served_model`.
 """

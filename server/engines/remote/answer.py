@@ -11,7 +11,7 @@ from collections.abc import Iterable
 import msgspec
 
 from engine.ipc import AddRequest, SequenceOutput
-from server.engines.remote.dialect import Step, remaining_tokens
+from server.engines.remote.dialects.dialect import Step, remaining_tokens
 from server.engines.remote.wire.exchange import Exchange
 from server.engines.remote.wire.problems import Lie
 

@@ -12,7 +12,7 @@ from engine.client.text.tokenizer import Tokenizer
 from engine.errors import UnsupportedModelError
 from engine.folder.model_config import check_config, check_token_ids, vocab_size
 from engine.folder.model_files import read_json
-from server.engines.remote.dialect import Ask, Dialect
+from server.engines.remote.dialects.dialect import Ask, Dialect
 from server.engines.remote.wire.problems import Misfit
 
 TEXTS = (  # whose ids differ wherever vocabularies, merges, spaces or Unicode are treated otherwise

@@ -1,6 +1,6 @@
 """`RemoteKind`: a kind of engine that is reached at an address, as supervisor and workers have it.
 
-The supervisor gets a `RemoteKeeper` by `manage`; each worker joins the engine by `connect`, by
+The supervisor gets an `EngineElsewhere` by `manage`; each worker joins the engine by `connect`, by
 itself, and knows the model by the folder that its tokenizer is in.
 """
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from server.config.engines import EngineEntry
     from server.config.models import ModelSource
     from server.config.settings import Settings
-    from server.engines.remote.dialect import Dialect
+    from server.engines.remote.dialects.dialect import Dialect
     from server.engines.tracing import Tracing
 
 # Of a tokenizer, and of what the engine calls the model, if somebody has said that. It imports what
@@ -76,7 +76,8 @@ class RemoteKind:
         """Join the engine, which may not be there yet. Raises `UnsupportedModelError`."""
         from engine import AsyncLLM
         from server.engines.remote.checkpoint import read_checkpoint
-        from server.engines.remote.link import Patience, RemoteLink
+        from server.engines.remote.link import RemoteLink
+        from server.engines.remote.patience import Patience
 
         given = msgspec.convert(options, RemoteOptions)
         folder = Path(given.folder)

@@ -6,23 +6,23 @@ from server.engines.remote.kind import RemoteKind
 
 if TYPE_CHECKING:
     from engine.client.text.tokenizer import Tokenizer
-    from server.engines.remote.dialect import Dialect
+    from server.engines.remote.dialects.dialect import Dialect
 
 
 def _vllm(tokenizer: "Tokenizer", model: str | None) -> "Dialect":
-    from server.engines.remote.vllm import VLLM
+    from server.engines.remote.dialects.vllm import VLLM
 
     return VLLM(tokenizer, model)
 
 
 def _sglang(tokenizer: "Tokenizer", model: str | None) -> "Dialect":
-    from server.engines.remote.sglang import SGLang
+    from server.engines.remote.dialects.sglang import SGLang
 
     return SGLang(tokenizer, model)
 
 
 def _llamacpp(tokenizer: "Tokenizer", model: str | None) -> "Dialect":
-    from server.engines.remote.llamacpp import LlamaCpp
+    from server.engines.remote.dialects.llamacpp import LlamaCpp
 
     return LlamaCpp(tokenizer, model)
 

@@ -1,9 +1,8 @@
 """`RemoteLink`: the way to an engine at an address, as `CoreLink` has it: joined, watched, asked.
 
-Each answer is one streamed reply. One that breaks off while the engine is well is asked for again,
-from the next token on, a few times. When the engine is gone, or fails again and again, the link
-says that its core has died: then `Resubmission` does what it does for any core, and here the engine
-is looked for, ever less often, until it answers.
+Each answer is one streamed reply (`answers.py`). When the engine is gone, or fails again and again,
+the link says that its core has died: then `Resubmission` does what it does for any core, and here
+the engine is looked for, ever less often, until it answers.
 """
 
 import asyncio
@@ -12,64 +11,33 @@ import random
 import secrets
 import time
 import weakref
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Sequence
 from typing import Any
 
 import structlog
 
-from engine.client.requests.core_client import ABORT_CONFIRM_SECONDS
-from engine.client.requests.core_link import CANNOT_CONTINUE, CoreListener, CoreState, Exactness
+from engine.client.requests.core_link import CoreListener, CoreState, Exactness
 from engine.config import EngineConfig
 from engine.errors import EngineDeadError, EngineGenerateError
 from engine.ipc import AddRequest, ClientMessage, Ready, SchedulerStats, SequenceOutput
 from engine.sampling_params import SamplingParams
-from server.engines.remote.answer import MAX_TRIES_IN_VAIN, OpenAnswer
+from server.engines.remote.answers import OpenAnswers
 from server.engines.remote.checkpoint import Checkpoint, check_agreement
-from server.engines.remote.dialect import Dialect, RemoteFacts, RemoteLoad
-from server.engines.remote.reply import StreamedReply
+from server.engines.remote.dialects.dialect import Dialect, RemoteFacts, RemoteLoad
+from server.engines.remote.patience import Patience
 from server.engines.remote.wire import exchange
 from server.engines.remote.wire.address import RemoteAddress
-from server.engines.remote.wire.exchange import Call
 from server.engines.remote.wire.problems import (
-    BadStatus,
     Broken,
-    Lie,
     Misfit,
     RemoteProblem,
     Unreachable,
 )
-from sessions.background import Background, start
+from sessions.background import start
 
 logger = structlog.get_logger("server")
 
-PIECE_TOKENS = 8  # of a reply that comes as a whole, where a stream left tokens out
 BLOCK_SIZE = 16  # in which the tokens of a cache are told
-MAX_ERROR_CHARACTERS = 300
-
-
-@dataclass(frozen=True, slots=True)
-class Patience:
-    """How long what is waited for, in seconds."""
-
-    look: float = 1.0  # between two looks at an engine that is well
-    reply: float = 5.0  # for a look, a probe, an abort
-    stalled: float = 5.0  # without a sign of life: it counts as stalled
-    dead: float = 20.0  # likewise: as dead
-    first_byte: float = 600.0  # of an answer: it may wait its turn, and have a long prompt
-    next_byte: float = 60.0  # of an answer that has begun
-    again: tuple[float, float] = (0.1, 5.0)  # before it is looked for again: at first, at most
-    breaker: float = 1.0  # before one that failed again and again is joined again, at first
-    busy: float = 0.5  # before one that has too much to do is asked again
-
-    @classmethod
-    def of(cls, stillness: float) -> "Patience":
-        """With so many seconds for an answer that stands still."""
-        return cls(first_byte=10 * stillness, next_byte=stillness)
-
-
-MAX_FAILURES = 5  # tries in a row, of any answers, without a token: it is of no use at present
-MAX_BUSY_TRIES = 8  # of one answer
 
 
 class RemoteLink:
@@ -97,21 +65,14 @@ class RemoteLink:
         self._served_model_name = served_model_name
         self._patience = patience or Patience()
         self._ask = exchange.asking(address, self._patience.reply)
+        self._answers = OpenAnswers(self, address, dialect, self._patience, self._ask)
         self._listener: weakref.ref[CoreListener] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._watching: asyncio.Task[None] | None = None
-        self._background = Background()
-        self._answers: dict[str, OpenAnswer] = {}  # by internal id
-        self._trying: dict[str, asyncio.Task[None]] = {}  # likewise
-        self._num_failures = 0  # tries in a row, of any answers
-        self._failed_at = 0.0  # the last of them
-        self._breaker_seconds = self._patience.breaker
         self._last_beat = 0.0  # time.monotonic() of its last sign of life
         self._look_now = asyncio.Event()
         self._changed = asyncio.Event()  # set, and replaced, with each state, and each answer's end
         self._is_closed = False
-        self._num_requests = self._num_aborts = 0
-        self._num_prompt_tokens = self._num_cached_tokens = self._num_generation_tokens = 0
 
     # ---- what a client does with a link ---------------------------------------------------------
 
@@ -130,26 +91,8 @@ class RemoteLink:
     def send(self, message: ClientMessage) -> bool:
         if self.ready is None or self._is_closed:
             return False
-        if not isinstance(message, AddRequest):
-            return True  # hellos and pings are a socket's; aborts and calls come as such
-        answer = OpenAnswer(
-            message,
-            stop_ids=self.ready.eos_token_ids,
-            vocab_size=self.ready.vocab_size,
-            max_model_len=self.ready.max_model_len,
-        )
-        self._dialect.call(message, "")  # which refuses by name what it cannot do
-        self._num_requests += 1
-        self._num_prompt_tokens += len(message.prompt_token_ids)
-        self._answers[message.request_id] = answer
-        if (reason := answer.end_of_resumed()) is not None:
-            self._soon(self._end, answer, reason)
-        elif answer.is_held_to_form and message.resume_token_ids:
-            self._soon(self._refuse_to_continue, answer)
-        else:
-            task = start(self._try_to_carry_out(answer))
-            self._trying[message.request_id] = task
-            task.add_done_callback(lambda done: self._trying.pop(message.request_id, None))
+        if isinstance(message, AddRequest):  # hellos and pings are a socket's; the rest is called
+            self._answers.send(message, self.ready)
         return True
 
     def check(self, params: SamplingParams) -> None:
@@ -157,12 +100,7 @@ class RemoteLink:
             self._dialect.call(AddRequest("", [0], params, 0.0), "")
 
     def abort(self, request_ids: Sequence[str], reason: str = "abort") -> None:
-        for request_id in request_ids:
-            answer = self._answers.get(request_id)
-            if answer is not None and not answer.is_aborting:
-                answer.is_aborting = True
-                self._num_aborts += 1
-                self._background.spawn(self._abort(answer))
+        self._answers.abort(request_ids)
 
     def call(self, name: str, *args: Any) -> Awaitable[Any]:
         self.attach()
@@ -221,7 +159,9 @@ class RemoteLink:
             except Exception as error:  # of a reply that nobody has thought of, or of a listener
                 logger.exception("engine cannot be watched", url=self._address.url)
                 problem = f"it cannot be watched: {type(error).__name__}"
-                self._soon(self._lose_if_joined, problem)  # whoever hears of it may fail again
+                asyncio.get_running_loop().call_soon(
+                    self._lose_if_joined, problem
+                )  # whoever hears of it may fail again
             if problem is not None:
                 self._note_problem(problem)
                 await asyncio.sleep(delay * random.uniform(0.8, 1.2))
@@ -236,10 +176,8 @@ class RemoteLink:
             self._look_now.clear()
             if self.ready is not None:
                 await self._look()
-        if self._num_failures >= MAX_FAILURES:
-            await asyncio.sleep(self._breaker_seconds * random.uniform(0.8, 1.2))
-            self._breaker_seconds = min(2 * self._breaker_seconds, 6 * self._patience.again[1])
-            self._num_failures = 0
+        if self._answers.failures.are_too_many:
+            await asyncio.sleep(self._answers.failures.next_pause())
 
     async def _join(self) -> None:
         facts = await self._dialect.probe(self._ask)
@@ -257,18 +195,18 @@ class RemoteLink:
             load = await self._dialect.look(self._ask)
         except (Unreachable, Broken, Misfit) as problem:
             if self.ready is not None:
-                self._lose(str(problem))
+                self.lose(str(problem))
         except RemoteProblem as problem:
             silent = time.monotonic() - self._last_beat
             if self.ready is None:
                 return
             if silent > self._patience.dead:
-                self._lose(f"no sign of life for {silent:.0f} s: {problem}")
+                self.lose(f"no sign of life for {silent:.0f} s: {problem}")
             elif silent > self._patience.stalled and self.state is CoreState.READY:
                 self._set_state(CoreState.STALLED, f"no sign of life for {silent:.0f} s: {problem}")
         else:
             if self.ready is not None:
-                self._beat()
+                self.beat()
                 self.stats = self._stats_of(load)
 
     def _ready_of(self, facts: RemoteFacts) -> Ready:
@@ -308,7 +246,7 @@ class RemoteLink:
             num_blocks_free=total - round(total * min(1.0, max(0.0, load.kv_usage or 0.0))),
         )
 
-    def _beat(self) -> None:
+    def beat(self) -> None:
         self._last_beat = time.monotonic()
         if self.state is CoreState.STALLED:
             self._set_state(CoreState.READY, "")
@@ -320,188 +258,11 @@ class RemoteLink:
             if self.state is CoreState.CONNECTING:
                 self._set_state(self.state, problem)
 
-    # ---- an answer ------------------------------------------------------------------------------
+    # ---- its end ---------------------------------------------------------------------------------
 
-    async def _try_to_carry_out(self, answer: OpenAnswer) -> None:
-        """It has an end, whatever goes wrong."""
-        try:
-            await self._carry_out(answer)
-        except Exception as error:
-            logger.exception("answer cannot be asked for", url=self._address.url)
-            self._fail(answer, "engine_error", f"it cannot be asked for: {type(error).__name__}")
-
-    async def _carry_out(self, answer: OpenAnswer) -> None:
-        """Ask for it until it has ended, or cannot be had."""
-        num_busy, is_gap = 0, False
-        failed: RemoteProblem = Broken("nothing of it has come")
-        while self._is_open(answer) and not answer.is_aborting:
-            if answer.num_tries_in_vain >= MAX_TRIES_IN_VAIN:
-                problem = f"{MAX_TRIES_IN_VAIN} tries without another token: {failed}"
-                self._fail(answer, "engine_error", problem)
-                return
-            try:
-                is_gap = await self._try(answer, is_gap=is_gap)
-                if is_gap and answer.is_held_to_form and answer.rest.resume_token_ids:
-                    self._refuse_to_continue(answer)
-                continue
-            except BadStatus as problem:
-                if problem.is_busy and num_busy < MAX_BUSY_TRIES:
-                    num_busy += 1
-                    answer.num_tries_in_vain -= 1
-                    await asyncio.sleep(self._patience.busy * num_busy)
-                    continue
-                if problem.is_busy:
-                    code = "engine_error" if answer.token_ids else "queue_full"
-                    self._fail(answer, code, f"the engine has too much to do: {problem}")
-                    return
-                if problem.is_ours:
-                    self._fail(answer, "invalid_request", f"the engine refuses: {problem.message}")
-                    return
-                failed = problem
-            except Lie as problem:
-                self._fail(answer, "engine_error", f"the engine is not to be believed: {problem}")
-                return
-            except RemoteProblem as problem:
-                failed = problem
-            if not self._is_open(answer) or answer.is_aborting:
-                return
-            if await self._is_gone(answer, failed):
-                return
-            if answer.is_held_to_form and answer.token_ids:
-                self._refuse_to_continue(answer)
-                return
-            await asyncio.sleep(self._patience.again[0] * answer.num_tries_in_vain)
-
-    async def _try(self, answer: OpenAnswer, *, is_gap: bool) -> bool:
-        """One reply, to its end. True: tokens are missing that only a whole reply would name."""
-        name = secrets.token_hex(12)  # of one length: no name is the beginning of another
-        request = answer.begin_try(name)
-        call = self._dialect.call(request, name)
-        if is_gap:
-            num_tokens = min(PIECE_TOKENS, answer.num_remaining)
-            call = self._dialect.piece(request, name, num_tokens) or call
-        reader = self._dialect.reader(request)
-        reply = StreamedReply(
-            reader, lambda step: self._take(answer, step), self._beat, is_whole=is_gap
-        )
-        answer.exchange = tried = exchange.Exchange(self._address, call, reply)
-        try:
-            await tried.send()
-            await reply.wait(self._patience.first_byte, self._patience.next_byte)
-        except BadStatus:  # it computes nothing of that
-            answer.exchange = None
-            raise
-        finally:
-            tried.close()
-            answer.end_try()
-        return reply.has_gap
-
-    def _take(self, answer: OpenAnswer, step: Any) -> bool:
-        """Hand on what an event says, in the turn in which it came. True: that was its last."""
-        if not self._is_open(answer):
-            return True
-        if answer.is_aborting:
-            return step.finish_reason is not None
-        output = answer.take(step)
-        if output.new_token_ids:
-            self._num_failures = 0
-            self._breaker_seconds = self._patience.breaker
-            self._num_generation_tokens += len(output.new_token_ids)
-        if output.finish_reason is not None:
-            self._num_cached_tokens += output.num_cached_tokens
-            self._forget(answer)
-            if step.finish_reason is None and (call := self._dialect.abort(answer.name)):
-                self._background.spawn(self._tell(call))  # it would go on
-        self._emit(output)
-        return output.finish_reason is not None
-
-    async def _is_gone(self, answer: OpenAnswer, failed: RemoteProblem) -> bool:
-        """Whether the engine, and not this reply alone, is what failed; then it is lost."""
-        if answer.began_at > self._failed_at:  # what broke at the same time has failed once
-            self._num_failures += 1
-            self._failed_at = time.monotonic()
-        if self.ready is None:
-            return True
-        if isinstance(failed, Unreachable):
-            self._lose(str(failed))
-            return True
-        if self._num_failures >= MAX_FAILURES:
-            self._lose(f"{MAX_FAILURES} tries in a row have failed: {failed}")
-            return True
-        try:
-            await self._dialect.look(self._ask)
-        except (Unreachable, Broken, Misfit) as problem:
-            if self.ready is not None:
-                self._lose(f"{failed}; {problem}")
-        except RemoteProblem:
-            pass  # it lives, and is slow: the answer tries again, and the next look decides
-        return self.ready is None
-
-    async def _abort(self, answer: OpenAnswer) -> None:
-        """End an answer there. It ends here when the engine has said that it knows."""
-        task, call = self._trying.get(answer.request.request_id), self._dialect.abort(answer.name)
-        is_confirmed = not answer.was_sent
-        if not is_confirmed and call is not None and await self._tell(call) and task is not None:
-            await asyncio.wait([task], timeout=ABORT_CONFIRM_SECONDS)  # its stream ends
-            is_confirmed = task.done()
-        if not self._is_open(answer):
-            return
-        self._end_try(answer)
-        self._forget(answer)
-        if is_confirmed:
-            self._emit(SequenceOutput(answer.request.request_id, finish_reason="abort"))
-        elif (listener := self._hearing) is not None:
-            listener.on_core_silent([answer.request.request_id])
-
-    async def _tell(self, call: Call) -> bool:
-        """Whether it has said that it knows."""
-        try:
-            await self._ask(call)
-        except RemoteProblem:
-            return False
-        return True
-
-    # ---- ends -----------------------------------------------------------------------------------
-
-    def _is_open(self, answer: OpenAnswer) -> bool:
-        return self._answers.get(answer.request.request_id) is answer
-
-    def _end(self, answer: OpenAnswer, reason: str) -> None:
-        if self._is_open(answer):
-            self._forget(answer)
-            self._emit(SequenceOutput(answer.request.request_id, finish_reason=reason))
-
-    def _fail(self, answer: OpenAnswer, code: str, message: str) -> None:
-        if not self._is_open(answer):
-            return
-        self._forget(answer)
-        message = self._address.without_key(message)
-        logger.warning("answer failed", url=self._address.url, code=code, problem=message)
-        error = (code, message[:MAX_ERROR_CHARACTERS])
-        request_id = answer.request.request_id
-        self._emit(SequenceOutput(request_id, finish_reason="error", error=error))
-
-    def _refuse_to_continue(self, answer: OpenAnswer) -> None:
-        message = "what holds it to its form would begin anew there"
-        self._fail(answer, CANNOT_CONTINUE, message)
-
-    def _forget(self, answer: OpenAnswer) -> None:
-        self._answers.pop(answer.request.request_id, None)
-        self._announce()
-
-    def _end_try(self, answer: OpenAnswer) -> None:
-        """Close its connection, by which the engine hears that nobody listens."""
-        task = self._trying.pop(answer.request.request_id, None)
-        if task is not None and task is not asyncio.current_task():
-            task.cancel()
-        if answer.exchange is not None:
-            answer.exchange.close()
-
-    def _lose(self, reason: str) -> None:
+    def lose(self, reason: str) -> None:
         """The core has died, as far as its client is concerned."""
-        answers, self._answers = list(self._answers.values()), {}
-        for answer in answers:
-            self._end_try(answer)
+        self._answers.drop()
         self.ready = self.stats = None
         reason = self._address.without_key(reason)
         self._look_now.set()
@@ -510,19 +271,13 @@ class RemoteLink:
 
     def _lose_if_joined(self, reason: str) -> None:
         if self.ready is not None:
-            self._lose(reason)
+            self.lose(reason)
 
     def _let_go(self) -> None:
-        for answer in list(self._answers.values()):
-            if answer.name and not answer.is_aborting and answer.exchange is not None:
-                answer.exchange.close()
-        self._answers.clear()
-        self._background.cancel()
-        for task in list(self._trying.values()):
-            task.cancel()
+        self._answers.close()
         if self._watching is not None:
             self._watching.cancel()
-        self._announce()
+        self.announce()
 
     # ---- calls ----------------------------------------------------------------------------------
 
@@ -538,7 +293,7 @@ class RemoteLink:
     async def _metrics(self) -> dict[str, Any]:
         """What is known here: the counts are those of this worker."""
         self._raise_if_gone()
-        stats = self.stats
+        stats, answers = self.stats, self._answers
         assert stats is not None
         return {
             "model_name": self._served_model_name,
@@ -549,12 +304,12 @@ class RemoteLink:
             "num_waiting_tokens": stats.num_waiting_tokens,
             "num_blocks_total": stats.num_blocks_total,
             "num_blocks_free": stats.num_blocks_free,
-            "requests_total": self._num_requests,
-            "prompt_tokens_total": self._num_prompt_tokens,
-            "generation_tokens_total": self._num_generation_tokens,
-            "aborts_total": self._num_aborts,
-            "prefix_cache_queries_total": self._num_prompt_tokens,
-            "prefix_cache_hits_total": self._num_cached_tokens,
+            "requests_total": answers.num_requests,
+            "prompt_tokens_total": answers.num_prompt_tokens,
+            "generation_tokens_total": answers.num_generation_tokens,
+            "aborts_total": answers.num_aborts,
+            "prefix_cache_queries_total": answers.num_prompt_tokens,
+            "prefix_cache_hits_total": answers.num_cached_tokens,
         }
 
     async def _drain(self) -> None:
@@ -579,19 +334,20 @@ class RemoteLink:
     def _hearing(self) -> CoreListener | None:
         return None if self._listener is None or self._is_closed else self._listener()
 
-    def _emit(self, output: SequenceOutput) -> None:
+    def emit(self, output: SequenceOutput) -> None:
         if (listener := self._hearing) is not None:
             listener.on_core_outputs([output])
 
+    def emit_silence(self, request_id: str) -> None:
+        if (listener := self._hearing) is not None:
+            listener.on_core_silent([request_id])
+
     def _set_state(self, state: CoreState, reason: str) -> None:
         self.state = state
-        self._announce()
+        self.announce()
         if (listener := self._hearing) is not None:
             listener.on_core_state(state, reason)
 
-    def _announce(self) -> None:
+    def announce(self) -> None:
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
-
-    def _soon(self, what: Callable[..., None], *args: Any) -> None:
-        asyncio.get_running_loop().call_soon(what, *args)

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable
 
-from server.engines.remote.dialect import Reader, Step
+from server.engines.remote.dialects.dialect import Reader, Step
 from server.engines.remote.wire.events import EventReader
 from server.engines.remote.wire.exchange import MAX_MESSAGE_BYTES, message_of
 from server.engines.remote.wire.problems import BadStatus, Broken, RemoteProblem, Silent

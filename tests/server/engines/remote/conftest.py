@@ -13,11 +13,12 @@ from engine.client.requests.collector import RequestOutputCollector
 from engine.sampling_params import RequestOutputKind
 from server.engines.client import EngineClient
 from server.engines.remote.checkpoint import Checkpoint, read_checkpoint
-from server.engines.remote.dialect import Dialect
-from server.engines.remote.link import Patience, RemoteLink
-from server.engines.remote.llamacpp import LlamaCpp
-from server.engines.remote.sglang import SGLang
-from server.engines.remote.vllm import VLLM
+from server.engines.remote.dialects.dialect import Dialect
+from server.engines.remote.dialects.llamacpp import LlamaCpp
+from server.engines.remote.dialects.sglang import SGLang
+from server.engines.remote.dialects.vllm import VLLM
+from server.engines.remote.link import RemoteLink
+from server.engines.remote.patience import Patience
 from server.engines.remote.wire.address import RemoteAddress
 from tests.helpers.patience import PATIENCE
 from tests.server.engines.remote.stand_in import LlamaCppStandIn, SGLangStandIn, StandIn

@@ -9,7 +9,7 @@ from engine.grammar.params import StructuredOutputsParams
 from engine.ipc import AddRequest, SequenceOutput
 from engine.sampling_params import SamplingParams
 from server.engines.remote.answer import OpenAnswer
-from server.engines.remote.dialect import Step
+from server.engines.remote.dialects.dialect import Step
 from server.engines.remote.wire.problems import Lie
 
 PROMPT = [5, 6, 7]

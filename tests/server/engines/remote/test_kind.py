@@ -15,8 +15,8 @@ from server.engines.kinds import KINDS
 from server.engines.managed import EngineSetupError, ManagedEngine
 from server.engines.native.fingerprint import model_fingerprint
 from server.engines.remote.checkpoint import Checkpoint
-from server.engines.remote.dialect import Ask, RemoteFacts
-from server.engines.remote.llamacpp import LlamaCpp
+from server.engines.remote.dialects.dialect import Ask, RemoteFacts
+from server.engines.remote.dialects.llamacpp import LlamaCpp
 from server.engines.remote.options import RemoteOptions
 from tests.helpers.patience import PATIENCE
 from tests.server.engines.remote.conftest import read_all

@@ -10,10 +10,10 @@ import pytest
 from engine import CoreState, EngineDeadError, EngineGenerateError, Exactness
 from engine.errors import QueueOverflowError, RetryableRequestError, ValidationError
 from server.engines.client import CANNOT_CONTINUE, StructuredOutputsParams
-from server.engines.remote import link as link_module
+from server.engines.remote import answers as answers_module
 from server.engines.remote.answer import MAX_TRIES_IN_VAIN, OpenAnswer
-from server.engines.remote.dialect import Ask, RemoteLoad
-from server.engines.remote.link import MAX_FAILURES, Patience
+from server.engines.remote.dialects.dialect import Ask, RemoteLoad
+from server.engines.remote.patience import MAX_FAILURES, Patience
 from server.engines.remote.wire.address import RemoteAddress
 from server.engines.remote.wire.exchange import Exchange
 from tests.helpers.patience import PATIENCE
@@ -312,7 +312,7 @@ async def test_a_stop_that_the_engine_refuses_ends_the_answer_here_unconfirmed(j
 async def test_a_stop_that_the_engine_does_not_carry_out_is_not_confirmed(
     join: Join, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(link_module, "ABORT_CONFIRM_SECONDS", 0.05)
+    monkeypatch.setattr(answers_module, "ABORT_CONFIRM_SECONDS", 0.05)
     stand_in = SGLangStandIn()
     stand_in.ignores_aborts = True
     stand_in.pace = asyncio.Semaphore(3)

@@ -14,12 +14,12 @@ from engine.client.far.connection import FarCoreConnection
 from engine.config import CoreIdentity
 from engine.far.keys import make_keys
 from server.config.settings import load_settings
+from server.engines.elsewhere import EngineElsewhere
 from server.engines.kinds import chosen_entry, chosen_kind
 from server.engines.managed import EngineSetupError
 from server.engines.native import connect, manage, served_model
 from server.engines.native.connection import ConnectOptions
 from server.engines.native.far.check import identity_of
-from server.engines.native.far.keeper import FarCoreKeeper
 from server.engines.native.fingerprint import model_fingerprint
 from tests.engine.helpers.far.machines import Machines
 from tests.helpers.patience import PATIENCE
@@ -31,22 +31,22 @@ def machines(tmp_path: Path) -> Machines:
 
 
 @pytest.fixture
-def built() -> Iterator[list[FarCoreKeeper]]:
-    keepers: list[FarCoreKeeper] = []
+def built() -> Iterator[list[EngineElsewhere]]:
+    keepers: list[EngineElsewhere] = []
     yield keepers
     for keeper in keepers:
         keeper.stop()
 
 
 def prepare(
-    machines: Machines, built: list[FarCoreKeeper], keys: Path | None = None, **settings: Any
-) -> tuple[FarCoreKeeper, threading.Event]:
+    machines: Machines, built: list[EngineElsewhere], keys: Path | None = None, **settings: Any
+) -> tuple[EngineElsewhere, threading.Event]:
     given = {"engines": [f"native={machines.address};keys={keys or machines.of_client}"]}
     loaded = load_settings(given | settings, {})
     woken = threading.Event()
     entry = chosen_entry(loaded)
     keeper = chosen_kind(loaded).manage(loaded, loaded.models[0], entry, woken.set)
-    assert isinstance(keeper, FarCoreKeeper)
+    assert isinstance(keeper, EngineElsewhere)
     built.append(keeper)
     return keeper, woken
 
@@ -55,7 +55,7 @@ def identity(**fields: str) -> CoreIdentity:
     return msgspec.structs.replace(identity_of(demo_model()), **fields)
 
 
-def test_a_core_is_waited_for_and_found(machines: Machines, built: list[FarCoreKeeper]) -> None:
+def test_a_core_is_waited_for_and_found(machines: Machines, built: list[EngineElsewhere]) -> None:
     keeper, woken = prepare(machines, built)
     keeper.start()
     assert keeper.is_starting and keeper.watch()
@@ -68,7 +68,7 @@ def test_a_core_is_waited_for_and_found(machines: Machines, built: list[FarCoreK
 
 
 def test_a_core_that_nobody_waits_for_any_more_is_not_looked_for(
-    machines: Machines, built: list[FarCoreKeeper]
+    machines: Machines, built: list[EngineElsewhere]
 ) -> None:
     keeper, woken = prepare(machines, built)
     keeper.start()
@@ -85,7 +85,7 @@ def test_a_core_that_nobody_waits_for_any_more_is_not_looked_for(
     ],
 )
 def test_a_core_with_something_else_ends_the_start_in_one_line(
-    machines: Machines, built: list[FarCoreKeeper], fields: dict[str, str], problem: str
+    machines: Machines, built: list[EngineElsewhere], fields: dict[str, str], problem: str
 ) -> None:
     with machines.core(identity=identity(**fields)):
         keeper, woken = prepare(machines, built)
@@ -97,7 +97,7 @@ def test_a_core_with_something_else_ends_the_start_in_one_line(
 
 
 def test_a_core_that_does_not_trust_us_ends_the_start_in_one_line(
-    machines: Machines, built: list[FarCoreKeeper], tmp_path: Path
+    machines: Machines, built: list[EngineElsewhere], tmp_path: Path
 ) -> None:
     with machines.core(identity=identity()):
         keeper, woken = prepare(machines, built, machines.stranger(tmp_path / "stranger"))
@@ -107,7 +107,7 @@ def test_a_core_that_does_not_trust_us_ends_the_start_in_one_line(
 
 
 def test_one_whose_key_is_another_ends_the_start_in_one_line(
-    machines: Machines, built: list[FarCoreKeeper]
+    machines: Machines, built: list[EngineElsewhere]
 ) -> None:
     (trusted,) = (machines.of_client / "trusted").iterdir()
     trusted.write_text("1" * 64)
@@ -120,7 +120,7 @@ def test_one_whose_key_is_another_ends_the_start_in_one_line(
 
 
 def test_keys_that_are_not_there_are_refused_before_anything_is_started(
-    machines: Machines, built: list[FarCoreKeeper], tmp_path: Path
+    machines: Machines, built: list[EngineElsewhere], tmp_path: Path
 ) -> None:
     with pytest.raises(EngineSetupError, match=r"native-1: .*holds no keys"):
         prepare(machines, built, tmp_path / "none")
@@ -130,7 +130,7 @@ def test_keys_that_are_not_there_are_refused_before_anything_is_started(
 
 
 async def test_a_worker_joins_it_by_what_the_supervisor_passes_on(
-    machines: Machines, built: list[FarCoreKeeper]
+    machines: Machines, built: list[EngineElsewhere]
 ) -> None:
     keeper, _ = prepare(machines, built, quantize="int8")
     options = keeper.connect_options

@@ -7,10 +7,10 @@ import pytest
 
 from engine import AsyncLLM, demo_model
 from server.engines.remote.checkpoint import read_checkpoint
-from server.engines.remote.dialect import Dialect
+from server.engines.remote.dialects.dialect import Dialect
+from server.engines.remote.dialects.llamacpp import LlamaCpp
+from server.engines.remote.dialects.vllm import VLLM
 from server.engines.remote.link import RemoteLink
-from server.engines.remote.llamacpp import LlamaCpp
-from server.engines.remote.vllm import VLLM
 from server.engines.remote.wire.address import RemoteAddress
 from tests.server.engines.remote.real.servers import SERVERS, Pair, RealServer, Relay
 

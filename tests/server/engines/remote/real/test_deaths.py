@@ -15,7 +15,7 @@ import pytest
 from tokenizers import Tokenizer as PlainTokenizer
 
 from engine import AsyncLLM, Exactness, SamplingParams, TokensPrompt, demo_model
-from server.engines.remote.dialect import Dialect
+from server.engines.remote.dialects.dialect import Dialect
 from server.engines.remote.wire.address import RemoteAddress
 from server.engines.remote.wire.exchange import asking as asking_at
 from tests.server.engines.remote.real.asking import MAX_TOKENS, Asker, Told, prompts_of

@@ -27,7 +27,7 @@ import orjson
 from engine import SamplingParams, StructuredOutputsParams
 from engine.client.text.tokenizer import Tokenizer
 from engine.ipc import AddRequest
-from server.engines.remote.vllm import VLLM
+from server.engines.remote.dialects.vllm import VLLM
 from server.engines.remote.wire.exchange import Call
 from tests.helpers.root import ROOT
 from tests.server.engines.remote.recorded.exchanges import HERE

@@ -16,7 +16,7 @@ import msgspec
 from engine.errors import ValidationError
 from engine.grammar.params import StructuredOutputsParams
 from engine.ipc import AddRequest
-from server.engines.remote.dialect import (
+from server.engines.remote.dialects.dialect import (
     MAX_COUNT,
     Ask,
     Reader,

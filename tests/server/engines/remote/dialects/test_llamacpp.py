@@ -14,8 +14,8 @@ from engine.pooling import PoolingParams
 from engine.sampling_params import SamplingParams
 from server.engines.client import CANNOT_CONTINUE
 from server.engines.remote.checkpoint import Checkpoint
-from server.engines.remote.dialect import Step
-from server.engines.remote.llamacpp import LlamaCpp, missing_ids
+from server.engines.remote.dialects.dialect import Step
+from server.engines.remote.dialects.llamacpp import LlamaCpp, missing_ids
 from server.engines.remote.wire.exchange import Call, message_of
 from server.engines.remote.wire.problems import BadStatus, Broken, Misfit
 from tests.server.engines.remote.conftest import PROMPT, Join, asked

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from engine.errors import ValidationError
 from engine.ipc import AddRequest
-from server.engines.remote.dialect import (
+from server.engines.remote.dialects.dialect import (
     Ask,
     Reader,
     RemoteFacts,

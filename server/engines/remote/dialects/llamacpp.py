@@ -14,7 +14,7 @@ import orjson
 from engine.errors import ValidationError
 from engine.grammar.params import StructuredOutputsParams
 from engine.ipc import AddRequest
-from server.engines.remote.dialect import (
+from server.engines.remote.dialects.dialect import (
     Ask,
     Reader,
     RemoteFacts,

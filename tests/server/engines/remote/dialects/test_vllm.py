@@ -11,8 +11,14 @@ from engine import LoRARequest, PoolingParams, SamplingParams, StructuredOutputs
 from engine.client.text.tokenizer import Tokenizer
 from engine.errors import ValidationError
 from engine.ipc import AddRequest
-from server.engines.remote.dialect import Ask, RemoteFacts, RemoteLoad, Step
-from server.engines.remote.vllm import MAX_METRICS_LENGTH, VLLM, VLLMReader, cache_tokens, load_of
+from server.engines.remote.dialects.dialect import Ask, RemoteFacts, RemoteLoad, Step
+from server.engines.remote.dialects.vllm import (
+    MAX_METRICS_LENGTH,
+    VLLM,
+    VLLMReader,
+    cache_tokens,
+    load_of,
+)
 from server.engines.remote.wire.exchange import Call
 from server.engines.remote.wire.problems import BadStatus, Broken, Lie, Misfit
 from tests.server.engines.remote.recorded.exchanges import Exchange, recorded

@@ -10,8 +10,8 @@ from engine.grammar.params import StructuredOutputsParams as Form
 from engine.ipc import AddRequest
 from engine.sampling_params import SamplingParams
 from server.engines.remote.checkpoint import Checkpoint
-from server.engines.remote.dialect import RemoteLoad
-from server.engines.remote.sglang import SGLang
+from server.engines.remote.dialects.dialect import RemoteLoad
+from server.engines.remote.dialects.sglang import SGLang
 from server.engines.remote.wire.exchange import Call
 from server.engines.remote.wire.problems import BadStatus, Broken, Misfit
 from tests.server.engines.remote.conftest import PROMPT, asked
