@@ -65,6 +65,8 @@ def _terms() -> npt.NDArray[np.float32]:
 
 
 _TERMS = _terms()  # [256, 8]
+_ALL = np.int32(-1)  # a word that bans nothing
+_MAX_PARTS = 8  # a row is done by word where at most one word in so many bans anything
 
 
 def lay_over(
@@ -72,14 +74,23 @@ def lay_over(
 ) -> None:
     """Add what the masks say to these rows, of the host.
 
-    Looked up by the byte: torch takes seven times as long to fill by a mask of booleans.
+    Looked up by the byte: torch takes seven times as long to fill by a mask of booleans. Where most
+    may follow, only the words that ban something are looked at, a quarter of the time.
     """
     vocab = logits.shape[1]
+    num_whole = vocab // 32
     terms = np.empty((masks.shape[1] * 4, 8), np.float32)
     with np.errstate(invalid="ignore"):  # what is infinite is no choice, whatever it becomes
-        for row, mask in zip(rows, masks.view(np.uint8), strict=True):
-            _TERMS.take(mask, axis=0, out=terms, mode="clip")  # all are in range
-            logits[row] += terms.reshape(-1)[:vocab]
+        for row, mask in zip(rows, masks, strict=True):
+            some = np.flatnonzero(mask[:num_whole] != _ALL)
+            if len(some) * _MAX_PARTS > num_whole:
+                _TERMS.take(mask.view(np.uint8), axis=0, out=terms, mode="clip")  # all are in range
+                logits[row] += terms.reshape(-1)[:vocab]
+                continue
+            words = logits[row, : num_whole * 32].reshape(num_whole, 32)
+            words[some] += _TERMS[mask[some].view(np.uint8)].reshape(-1, 32)
+            rest = _TERMS[mask[num_whole:].view(np.uint8)].reshape(-1)
+            logits[row, num_whole * 32 :] += rest[: vocab - num_whole * 32]
 
 
 def banned_by(masks: Tensor, vocab: int) -> Tensor:
