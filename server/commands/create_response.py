@@ -63,6 +63,7 @@ from sessions.store.kept.responses import KeptResponse
 from sessions.store.store import SessionStore
 
 if TYPE_CHECKING:  # a server without tools imports nothing of them
+    from server.commands.queue.prompt_ahead import PromptAhead
     from server.commands.tools.offering import ToolOffers
 
 logger = structlog.get_logger("server")
@@ -82,6 +83,7 @@ class _Wish:
     trace: AnswerTrace | None
     next_round: NextRound | None = None  # what is asked, if the server itself does
     brought: Brought | None = None  # by a door that is not one of chat.v1
+    ahead: "PromptAhead | None" = None  # what may be its prompt
 
     @property
     def body_hash(self) -> str:
@@ -132,6 +134,7 @@ class ResponseCreator:
         session: Session | None = None,
         next_round: NextRound | None = None,
         brought: Brought | None = None,
+        ahead: "PromptAhead | None" = None,
     ) -> tuple[str, bool]:
         """Begin an answer, or find the one that this key began before: its id, and True then.
 
@@ -141,14 +144,15 @@ class ResponseCreator:
         question leaves the session's queue, which was read with `session`; nobody asks any more.
         `next_round`: likewise, and what tools gave back is in the place of a question.
         `brought`: the messages to store, in place of what the frame says as `input`.
+        `ahead`: a prompt that was begun before, and is taken if it is the one that is needed.
         Raises `ApiError` and the store's errors; then nothing was stored, but for a
         `StoreUnavailable`.
         """
         if self._tracing is None:
-            wish = _Wish(uid, frame, asker, taken, session, None, next_round, brought)
+            wish = _Wish(uid, frame, asker, taken, session, None, next_round, brought, ahead)
             return await self._runs.see_through(self._create(wish))
         trace = self._tracing.begin(frame.session_id, frame.traceparent, frame.tracestate, request)
-        wish = _Wish(uid, frame, asker, taken, session, trace, next_round, brought)
+        wish = _Wish(uid, frame, asker, taken, session, trace, next_round, brought, ahead)
         return await self._runs.see_through(self._create_traced(wish, trace))
 
     async def _create_traced(self, wish: _Wish, trace: AnswerTrace) -> tuple[str, bool]:
@@ -238,7 +242,9 @@ class ResponseCreator:
     ) -> tuple[str, bool]:
         uid, frame, trace = wish.uid, wish.frame, wish.trace
         try:
-            prompt = await self._prompt(uid, session, settings, target)
+            prompt = None if wish.ahead is None else await wish.ahead.take(target, settings)
+            if prompt is None:
+                prompt = await self._prompt(uid, session, settings, target)
         except ApiError as error:
             if wish.next_round is None or error.type == "overloaded_error":
                 raise

@@ -157,6 +157,11 @@ class Run:
         return CallLedger(self.response_id)
 
     @property
+    def has_calls(self) -> bool:
+        """Whether its model has begun to call a tool."""
+        return "calls" in self.__dict__ and bool(self.calls.calls)
+
+    @property
     def has_outputs(self) -> bool:
         """Whether the server has begun with calls of tools."""
         return "calls" in self.__dict__ and bool(self.calls.outputs)

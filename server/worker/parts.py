@@ -244,7 +244,11 @@ def build_answers(
     stateless = build_stateless(given, live, admission, runs, limit)
     takeover = build_takeover(given, hub, peers, runs, adapters)
     queue_runner = QueueRunner(
-        store=store, runs=runs, creator=creator, intervals=settings.intervals
+        store=store,
+        runs=runs,
+        creator=creator,
+        prompts=prompts,
+        intervals=settings.intervals,
     )
     abandonment = Abandonment(store, hub, runs)
     return Answers(limit, runs, abandonment, creator, stateless, takeover, queue_runner, offers)

@@ -112,7 +112,7 @@ class QueueChanges:
             raise ResponseNotFound from None
         if added.written is not None and added.written.active_response_id == response_id:
             with contextlib.suppress(StoreUnavailable):  # the words are kept: a sweep looks again
-                await self._runner.steer(uid, response_id)
+                await self._runner.steer(uid, response_id, frame.text)
         else:
             self._look_at(session_id, added)
         return SteerAccepted(

@@ -15,11 +15,14 @@ import structlog
 
 from server.commands.create_response import ResponseCreator
 from server.commands.doors.brought import Brought
+from server.commands.queue.prompt_ahead import PromptAhead
 from server.config.intervals import Intervals
+from server.generation.prompts import PromptBuilders
 from server.protocol.client_frames import CreateResponse, Settings
 from server.protocol.errors import ApiError
 from server.protocol.store_errors import translated
 from server.runs.runs import Runs
+from server.runs.state import RunState
 from sessions.model.errors import (
     QueueChanged,
     ResponseInProgress,
@@ -39,6 +42,7 @@ PASSING = frozenset(
     ("draining", "engine_unavailable", "queue_full", "rate_limited", "store_unavailable")
 )
 AGAIN_MS = 1_000
+AHEAD_SECONDS = 1.0  # for which a prompt is kept: its messages may be deleted any time
 DISABLED_MS = 60_000  # until a look whether a user may ask again
 
 
@@ -46,12 +50,20 @@ class QueueRunner:
     """One worker's eye on the queues of all sessions."""
 
     def __init__(
-        self, *, store: SessionStore, runs: Runs, creator: ResponseCreator, intervals: Intervals
+        self,
+        *,
+        store: SessionStore,
+        runs: Runs,
+        creator: ResponseCreator,
+        prompts: PromptBuilders,
+        intervals: Intervals,
     ) -> None:
         self._store = store
         self._runs = runs
         self._creator = creator
+        self._prompts = prompts
         self._intervals = intervals
+        self._ahead: dict[str, PromptAhead] = {}  # by session, for a moment
         runs.on_queue = self.advance_soon
 
     async def sweep_forever(self) -> None:
@@ -114,12 +126,18 @@ class QueueRunner:
                 return True
             await self._begin(session, TakenInput(queue, due))
         elif due and due[0].steers == active:
-            await self.steer(session.uid, active)
+            await self.steer(session.uid, active, TakenInput(queue, due).text)
         return True
 
-    async def steer(self, uid: str, response_id: str) -> None:
-        """End an answer; what is first in the queue follows it."""
+    async def steer(self, uid: str, response_id: str, text: str) -> None:
+        """End an answer; what is first in the queue follows it, most likely this text."""
+        run = self._runs.local(response_id)
+        is_first = run is not None and run.state is RunState.RUNNING
         await self._runs.end_for_another(uid, response_id, "steered")
+        if run is not None and is_first and run.prompt is not None and not run.has_calls:
+            self._ahead[run.session_id] = PromptAhead(run, text, self._prompts)
+            loop = asyncio.get_running_loop()
+            loop.call_later(AHEAD_SECONDS, self._ahead.pop, run.session_id, None)
 
     async def _begin(self, session: Session, taken: TakenInput) -> None:
         first = taken.items[0]
@@ -132,7 +150,12 @@ class QueueRunner:
             )
             brought = Brought.of_taken(taken, session.head)
             await self._creator.create(
-                session.uid, frame, taken=taken, session=session, brought=brought
+                session.uid,
+                frame,
+                taken=taken,
+                session=session,
+                brought=brought,
+                ahead=self._ahead.pop(session.id, None),
             )
         except (QueueChanged, ResponseInProgress):
             pass  # somebody was faster

@@ -1,0 +1,60 @@
+"""`PromptAhead`: the prompt of the words that steer an answer, made while that answer ends.
+
+A stop that closes the gate says at once what of the answer is kept. So history and words are read
+and rendered while the engine lets the answer go and its end is stored. It is nothing but that
+prompt: whoever begins the next answer takes it if it is of the same words, settings and messages.
+"""
+
+from dataclasses import replace
+
+from server.commands.reply_target import ReplyTarget
+from server.generation.prompts import Prompt, PromptBuilders
+from server.protocol.errors import ApiError
+from server.runs.run import Run
+from server.runs.state import RunState
+from sessions.background import start
+from sessions.model.errors import SessionError
+
+STATUS = "interrupted"  # of a message that was steered
+
+
+class PromptAhead:
+    """Begins at once. `run` was stopped by this worker, and has called no tool."""
+
+    def __init__(self, run: Run, text: str, prompts: PromptBuilders) -> None:
+        self._run, self._text = run, text
+        self._settings = run.response["settings"]
+        self._kept = run.final_text()
+        answer = replace(
+            run.message,
+            text=self._kept,
+            reasoning=run.final_reasoning(),
+            order=run.final_order(),
+            status=STATUS,
+        )
+        builder = prompts.of(self._settings["model"])
+        self._prompt = start(
+            builder.build(
+                run.uid, run.session_id, answer.parent_id, text, self._settings, before=[answer]
+            )
+        )
+
+    async def take(self, target: ReplyTarget, settings: dict[str, object]) -> Prompt | None:
+        """The prompt, if that is what is asked now, and the answer was stored as it was here."""
+        run = self._run
+        is_plain = not (target.base or target.before or target.outputs)
+        if not is_plain or (target.leaf, target.text) != (run.message.id, self._text):
+            return None
+        if _without_seed(settings) != _without_seed(self._settings):
+            return None
+        if run.state is not RunState.ENDED or run.final_text() != self._kept:
+            return None
+        try:
+            return await self._prompt
+        except (ApiError, SessionError):  # what is wrong is found once more, and told
+            return None
+
+
+def _without_seed(settings: dict[str, object]) -> dict[str, object]:
+    """What a prompt may depend on: a seed is drawn for each answer."""
+    return {name: value for name, value in settings.items() if name != "seed"}

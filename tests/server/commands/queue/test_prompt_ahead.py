@@ -1,0 +1,92 @@
+"""`PromptAhead`: the prompt after a steer is made once, while the answer ends, of what is kept."""
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from server.generation.prompts import PromptBuilder
+from server.worker.app import Worker
+from sessions.connection.embedded import EmbeddedRedis
+from tests.helpers.redis_server import fresh_prefix
+from tests.helpers.tiny_model import oracle_word
+from tests.server.helpers.in_process import (
+    Dice,
+    LocalClient,
+    ScriptedEngine,
+    patient_history,
+    running_workers,
+)
+
+QUESTION, WORDS = oracle_word(7), oracle_word(30)
+
+
+class Prompts:
+    """What is rendered, and how often a prompt is begun."""
+
+    def __init__(self, engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.num_begun = 0
+        self.rendered: list[list[dict[str, Any]]] = []
+        build, render = PromptBuilder.build, engine.apply_chat_template_async
+
+        async def counted(builder: PromptBuilder, *given: Any, **named: Any) -> Any:
+            self.num_begun += 1
+            return await build(builder, *given, **named)
+
+        async def noted(messages: Any, answer: str = "", **options: object) -> list[int]:
+            self.rendered.append(messages)
+            return await render(messages, answer, **options)
+
+        monkeypatch.setattr(PromptBuilder, "build", counted)
+        monkeypatch.setattr(engine, "apply_chat_template_async", noted)
+
+
+@pytest.fixture
+async def site(
+    redis_server: EmbeddedRedis, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[tuple[Worker, LocalClient, Prompts]]:
+    dice, prefix = Dice(0), fresh_prefix()
+    engine = ScriptedEngine(dice)
+    prompts = Prompts(engine, monkeypatch)
+    async with running_workers(redis_server.url, prefix, engine, dice, 1) as (worker,):
+        async with LocalClient(worker, patient_history(redis_server.url, prefix)) as client:
+            yield worker, client, prompts
+
+
+async def steered(client: LocalClient, **fields: Any) -> str:
+    """The session of a steered answer whose words were answered."""
+    session = await client.new_session()
+    first = await client.ask(session, QUESTION, settings={"max_output_tokens": 500})
+    await client.deltas(first, 2)
+    await client.reply(
+        "response.steer", previous_response_id=first, idempotency_key="k", input=WORDS, **fields
+    )
+    created = await client.wait(
+        lambda: next((f for f in client.frames if f.get("idempotency_key") == "k"), None), "words"
+    )
+    await client.done(created["response"]["id"])
+    return session
+
+
+async def test_the_prompt_after_a_steer_is_begun_once_and_has_what_is_stored(
+    site: tuple[Worker, LocalClient, Prompts],
+) -> None:
+    worker, client, prompts = site
+    session = await steered(client, settings={"max_output_tokens": 500})
+    assert prompts.num_begun == 2
+    kept = (await worker.store.messages.path(None, session)).messages[1]
+    assert kept.text and kept.status == "interrupted"
+    assert prompts.rendered[-1] == [
+        {"role": "user", "content": QUESTION},
+        {"role": "assistant", "content": kept.text},
+        {"role": "user", "content": WORDS},
+    ]
+
+
+async def test_words_with_other_settings_get_a_prompt_of_their_own(
+    site: tuple[Worker, LocalClient, Prompts],
+) -> None:
+    _, client, prompts = site
+    await steered(client, settings={"system": "Be brief.", "max_output_tokens": 3})
+    assert prompts.num_begun == 3
+    assert prompts.rendered[-1][0] == {"role": "system", "content": "Be brief."}
