@@ -8,6 +8,7 @@ than it takes.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import hashlib
 import secrets
@@ -66,7 +67,6 @@ class Messages:
             ("LRANGE", self._keys.session(session_id, "tree"), 0, -1),
         )
         check_owner(uid, values[0])
-        await self._renew(session_id)
         parents = parents_of(entries)
         ids = path_to(parents, leaf or (values[1] or b"").decode() or None)
         if before is not None:
@@ -75,8 +75,12 @@ class Messages:
             ids = ids[: ids.index(before)]
         shown = ids[-limit:] if limit > 0 else []
         if not shown:
+            await self._renew(session_id)
             return MessagePage((), has_more=bool(ids))
-        bodies = await self._client.call("HMGET", self._keys.session(session_id, "msg"), *shown)
+        bodies, _ = await asyncio.gather(
+            self._client.call("HMGET", self._keys.session(session_id, "msg"), *shown),
+            self._renew(session_id),
+        )
         children = children_of(parents)
         return MessagePage(
             tuple(decode_body(body, children) for body in bodies if body is not None),
