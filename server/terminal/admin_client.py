@@ -10,10 +10,15 @@ import urllib.request
 from typing import Any
 
 TIMEOUT_SECONDS = 10.0
+PAGE = 200
 
 
 class AdminError(Exception):
-    """What went wrong, in one line."""
+    """What went wrong, in one line. `status` is that of HTTP; None: there was no answer."""
+
+    def __init__(self, message: str, status: int | None = None) -> None:
+        super().__init__(message)
+        self.status = status
 
 
 class ServerClient:
@@ -36,6 +41,16 @@ class ServerClient:
         }
         return self._ask("GET", f"{path}?{urllib.parse.urlencode(given)}" if given else path)
 
+    def get_all(self, path: str, key: str) -> list[dict[str, Any]]:
+        """What stands under `key` on each page."""
+        found: list[dict[str, Any]] = []
+        cursor: str | None = None
+        while True:
+            page = self.get(path, limit=PAGE, cursor=cursor)
+            found += page[key]
+            if (cursor := page["next_cursor"]) is None:
+                return found
+
     def post(self, path: str, **body: Any) -> dict[str, Any]:
         return self._ask("POST", path, {k: v for k, v in body.items() if v is not None})
 
@@ -55,7 +70,7 @@ class ServerClient:
             with self._opener.open(request, timeout=seconds) as answer:
                 return dict(json.loads(answer.read() or b"{}"))
         except urllib.error.HTTPError as error:
-            raise AdminError(_message(error)) from None
+            raise AdminError(_message(error), error.code) from None
         except (OSError, ValueError) as error:
             raise AdminError(f"{self.url} does not answer: {error}") from None
 

@@ -1,14 +1,18 @@
 """Text for a terminal: how wide it may be, and words of strangers made safe."""
 
 import unicodedata
+from typing import TYPE_CHECKING
 
-from rich.console import Console
+if TYPE_CHECKING:
+    from rich.console import Console  # imported where it is used: it takes 40 ms
 
 UNBOUNDED_WIDTH = 10_000
 
 
-def output_console() -> Console:
+def output_console() -> "Console":
     """Standard output, as wide as its terminal; a pipe or a file bounds nothing."""
+    from rich.console import Console
+
     console = Console(highlight=False)
     return console if console.is_terminal else Console(highlight=False, width=UNBOUNDED_WIDTH)
 

@@ -291,4 +291,4 @@ async def test_adapters_are_loaded_listed_and_unloaded_in_the_terminal(
     assert shown == [["adapted-pirate", "not"], ["adapted-poet", "loaded"]]
     assert (await parley("adapters", "unload", "adapted-poet"))[0] == 0
     status, _, errors = await parley("adapters", "unload", "adapted-poet")
-    assert status == 2 and errors == "parley: no such adapter is loaded\n"
+    assert status == 4 and errors == "parley: no such adapter is loaded\n"

@@ -54,7 +54,7 @@ async def test_users_are_added_listed_invited_and_revoked(
         assert await client.closed() == 4401
     assert (await parley("users", "remove", "Terminal Ada")).returncode == 0
     gone = await parley("users", "remove", "Terminal Ada")
-    assert gone.returncode == 2 and gone.stderr.startswith("parley: no user has the name")
+    assert gone.returncode == 4 and gone.stderr.startswith("parley: no user has the name")
 
 
 async def test_a_user_is_shown_kept_out_let_in_and_given_roles_and_tokens(
@@ -88,17 +88,17 @@ async def test_workers_are_listed_and_one_that_is_unknown_is_not_drained(parley:
     listed = (await parley("workers", "list")).stdout
     assert "engine" in listed and listed.count(" ok ") == 2
     refused = await parley("workers", "drain", "nobody")
-    assert refused.returncode == 2 and refused.stderr.startswith("parley: ")
+    assert refused.returncode == 4 and refused.stderr.startswith("parley: ")
 
 
 async def test_a_name_that_is_empty_or_taken_is_refused_in_one_line(parley: Parley) -> None:
     for empty in ("", "   "):
         refused = await parley("users", "add", empty)
-        assert (refused.returncode, refused.stderr) == (2, "parley: a name is needed\n")
+        assert (refused.returncode, refused.stderr) == (1, "parley: a name is needed\n")
     assert (await parley("users", "add", "Terminal Bob")).returncode == 0
     for taken in ("Terminal Bob", " Terminal  Bob "):
         refused = await parley("users", "add", taken)
-        assert refused.returncode == 2 and not refused.stdout
+        assert refused.returncode == 1 and not refused.stdout
         assert refused.stderr.startswith("parley: another user has the name")
     assert (await parley("users", "remove", "Terminal Bob")).returncode == 0
 
@@ -121,7 +121,7 @@ async def test_sessions_are_listed_stopped_and_evicted_by_scripts(
         assert await client.closed() == 4410
     assert (await parley("sessions", "unlock", session_id)).returncode == 0
     unknown = await parley("sessions", "stop", "ses_x")
-    assert (unknown.returncode, unknown.stderr) == (2, "parley: no such session\n")
+    assert (unknown.returncode, unknown.stderr) == (4, "parley: no such session\n")
 
 
 async def test_the_live_list_chooses_stops_and_evicts_by_keys(two_workers: Server) -> None:

@@ -1,14 +1,13 @@
 """`parley engines` in the terminal: how each is, and what it waits for."""
 
 import io
-import json
 from typing import Any
 
 import pytest
 from rich.console import Console
 
 from server.terminal.admin_client import AdminClient
-from server.terminal.engines import engine_table, list_engines
+from server.terminal.serving.engines import engine_table, list_engines
 
 
 def engine(name: str = "native-1", **changed: Any) -> dict[str, Any]:
@@ -28,15 +27,14 @@ def engine(name: str = "native-1", **changed: Any) -> dict[str, Any]:
 
 def printed(*engines: dict[str, Any], width: int = 200) -> list[str]:
     console = Console(file=io.StringIO(), width=width, highlight=False)
-    console.print(engine_table(engines))
+    console.print(engine_table(engines).drawn())
     assert isinstance(console.file, io.StringIO)
     return [line.rstrip() for line in console.file.getvalue().splitlines()]
 
 
 def cells(*engines: dict[str, Any]) -> list[list[str]]:
     """Of the rows, by columns."""
-    columns = [list(map(str, column.cells)) for column in engine_table(engines).columns]
-    return list(map(list, zip(*columns, strict=True)))
+    return [[cell.text for cell in row] for row in engine_table(engines).rows]
 
 
 def test_a_row_shows_state_share_load_memory_and_address() -> None:
@@ -103,11 +101,10 @@ class Answering(AdminClient):
         return {"engines": self.engines}
 
 
-def test_scripts_get_what_the_server_says(capsys: pytest.CaptureFixture[str]) -> None:
-    list_engines(Answering(engine()), as_json=True)
-    assert json.loads(capsys.readouterr().out) == [engine()]
+def test_scripts_get_what_the_server_says() -> None:
+    assert list_engines(Answering(engine())).found == [engine()]
 
 
-def test_a_server_with_one_engine_says_so(capsys: pytest.CaptureFixture[str]) -> None:
-    list_engines(Answering(), as_json=False)
-    assert "one engine" in capsys.readouterr().out
+def test_a_server_with_one_engine_says_so() -> None:
+    told = list_engines(Answering())
+    assert told.found == [] and "one engine" in str(told.words)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from server.terminal.workers import workers_table
+from server.terminal.serving.workers import workers_table
 
 
 def worker(name: str = "h-1-a", **changed: Any) -> dict[str, Any]:
@@ -27,7 +27,8 @@ def worker(name: str = "h-1-a", **changed: Any) -> dict[str, Any]:
 
 def printed(*workers: dict[str, Any], missing: tuple[dict[str, Any], ...] = ()) -> str:
     console = Console(file=io.StringIO(), width=300, highlight=False)
-    console.print(workers_table({"now": 100_000, "replicas": workers, "missing": missing}))
+    roll = {"now": 100_000, "replicas": workers, "missing": missing}
+    console.print(workers_table(roll).drawn())
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
 

@@ -1,11 +1,8 @@
 """The table of quotas in the terminal."""
 
-import io
 from typing import Any
 
-from rich.console import Console
-
-from server.terminal.users import quotas_table
+from server.terminal.manage.users import quotas_table
 
 LIMITS = {"sessions_per_user": 10, "tokens_per_day": None}
 
@@ -15,10 +12,8 @@ def printed(own: dict[str, int | None] | None) -> list[str]:
     user = {"id": "usr_a", "name": "Ada"}
     rows: list[dict[str, Any]] = [{"user": user, "sessions": 3, "tokens_today": 7}]
     users = {} if own is None else {"usr_a": {**user, "quotas": own}}
-    file = io.StringIO()
-    Console(file=file, width=100, highlight=False).print(quotas_table(LIMITS, rows, users))
-    _, line = file.getvalue().splitlines()
-    return line.split()
+    (row,) = quotas_table(LIMITS, rows, users).rows
+    return [word for cell in row for word in cell.text.split()]
 
 
 def test_who_has_no_quotas_of_their_own_has_those_of_the_settings() -> None:

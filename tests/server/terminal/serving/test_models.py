@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from server.cli import app
-from server.terminal.models import MAX_NOTES
+from server.terminal.serving.models import MAX_NOTES
 from tests.engine.helpers.gguf.cache_folders import (
     add_to_hub,
     add_to_ollama,

@@ -1,0 +1,108 @@
+"""What commands share that ask the running server: their options, how they answer, how they end.
+
+`admin_command` gives a command `--data-dir` and `--json`. The command returns what it has to say,
+as an object for scripts and as words for people, and never prints itself.
+"""
+
+import inspect
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple, TypeVar
+
+import typer
+
+from server.config.settings import PREFIX
+from server.terminal.admin_client import AdminClient, AdminError
+from server.terminal.running import NoServer, find_server
+from server.terminal.tables import Table
+from server.terminal.text import printable
+
+# How a command ends that has not done what it was told.
+REFUSED, NOT_ASKED, NO_RIGHT, NOT_THERE, AWAY = 1, 2, 3, 4, 5
+
+DataDir = Annotated[
+    Path | None,
+    typer.Option(help="Data directory of the running server.", envvar=PREFIX + "DATA_DIR"),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="For scripts.")]
+Reason = Annotated[str, typer.Option(help="For the audit log.")]
+
+
+class Told(NamedTuple):
+    """What a command has found or done; `note` is for people, and no part of it."""
+
+    found: Any
+    words: str | Table
+    note: str = ""
+
+
+Command = TypeVar("Command", bound=Callable[..., Told])
+
+
+def admin_command(group: typer.Typer, name: str) -> Callable[[Command], Command]:
+    """Add a command for admins to a group. Called as a function, it takes a client first."""
+
+    def add(command: Command) -> Command:
+        def run(data_dir: DataDir = None, as_json: AsJson = False, **given: Any) -> None:
+            with admin_client(data_dir) as client:
+                told = command(client, **given)
+            tell(told, as_json)
+
+        _, *own = inspect.signature(command).parameters.values()
+        shared = [one for one in inspect.signature(run).parameters.values() if one.name != "given"]
+        run.__doc__ = command.__doc__
+        keyword = inspect.Parameter.KEYWORD_ONLY
+        parameters = [one.replace(kind=keyword) for one in (*own, *shared)]
+        # Typer reads the options there; the type of a function does not declare the attribute.
+        run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        group.command(name)(run)
+        return command
+
+    return add
+
+
+def tell(told: Told, as_json: bool) -> None:
+    """Print it; what strangers wrote comes to a terminal as text."""
+    if as_json:
+        print(json.dumps(told.found))
+        return
+    if told.note:
+        print(printable(told.note), file=sys.stderr)
+    if isinstance(told.words, Table):
+        told.words.show()
+    elif told.words:
+        print("\n".join(map(printable, told.words.splitlines())))
+
+
+@contextmanager
+def admin_client(data_dir: Path | None) -> Iterator[AdminClient]:
+    """Open the running server's admin API; print its refusals as one line."""
+    try:
+        yield AdminClient(*find_server(data_dir, "admin-token"))
+    except NoServer as error:
+        raise fail(str(error)) from None
+    except AdminError as error:
+        raise fail(str(error), exit_code(error.status)) from None
+
+
+def exit_code(status: int | None) -> int:
+    """By the status of HTTP; without one there was no answer."""
+    if status is None or status >= 500:
+        return AWAY
+    return {401: NO_RIGHT, 403: NO_RIGHT, 404: NOT_THERE}.get(status, REFUSED)
+
+
+def fail(message: str, code: int = NOT_ASKED) -> typer.Exit:
+    """Say on one line what is wrong, whoever's words are in it; raise what is returned."""
+    print(f"parley: {printable(message)}", file=sys.stderr)
+    return typer.Exit(code)
+
+
+def in_terminal() -> bool:
+    """Whether somebody sits before it, at a terminal that can be drawn on."""
+    is_terminal = sys.stdin.isatty() and sys.stdout.isatty()
+    return is_terminal and os.environ.get("TERM") != "dumb"

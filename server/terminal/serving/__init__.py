@@ -1,0 +1,1 @@
+"""Commands on what a server runs: workers, engines, adapters, models."""

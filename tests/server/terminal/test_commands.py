@@ -1,0 +1,73 @@
+"""How commands that ask the running server answer, and how they end."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from server.terminal import commands
+from server.terminal.admin_client import AdminClient, AdminError
+from server.terminal.commands import Told, admin_command
+from server.terminal.tables import Table
+
+HOSTILE = "Ada\x1b]0;owned\x07\u202e"
+
+
+def run(told: Any, *words: str, folder: Path) -> Any:
+    """A command that says this, as a process would end; an `AdminError` is raised."""
+    app = typer.Typer()
+    (folder / "server.json").write_text('{"url": "http://127.0.0.1:1"}')
+    (folder / "admin-token").write_text("secret")
+
+    @admin_command(app, "do")
+    def do(client: AdminClient, name: str, times: int = 1) -> Told:
+        """Do it."""
+        assert client.url == "http://127.0.0.1:1"
+        if isinstance(told, AdminError):
+            raise told
+        assert isinstance(told, Told)
+        return told._replace(found={"name": name, "times": times, "found": told.found})
+
+    return CliRunner().invoke(app, ["x", "--data-dir", str(folder), *words])
+
+
+def test_people_get_words_and_scripts_the_object(tmp_path: Path) -> None:
+    told = Told([1], "done\nwell", "by the way")
+    for_people = run(told, folder=tmp_path)
+    assert (for_people.exit_code, for_people.stdout) == (0, "done\nwell\n")
+    assert for_people.stderr == "by the way\n"
+    for_scripts = run(told, "--json", "--times", "2", folder=tmp_path)
+    assert json.loads(for_scripts.output) == {"name": "x", "times": 2, "found": [1]}
+
+
+@pytest.mark.row("B60")
+def test_words_of_strangers_command_no_terminal(tmp_path: Path) -> None:
+    told = Told(HOSTILE, HOSTILE, HOSTILE)
+    for words in ((), ("--json",)):
+        assert not {"\x1b", "\x07", "\u202e"} & {*run(told, *words, folder=tmp_path).output}
+    failed = run(AdminError(HOSTILE, 409), folder=tmp_path)
+    assert failed.stderr == "parley: Ada·]0;owned··\n"
+
+
+@pytest.mark.parametrize(
+    ("status", "code"), [(409, 1), (422, 1), (401, 3), (403, 3), (404, 4), (503, 5), (None, 5)]
+)
+def test_a_refusal_is_one_line_and_a_code_that_says_of_what_kind(
+    status: int | None, code: int, tmp_path: Path
+) -> None:
+    ended = run(AdminError("no", status), folder=tmp_path)
+    assert (ended.exit_code, ended.stdout, ended.stderr) == (code, "", "parley: no\n")
+
+
+def test_nothing_is_asked_where_no_server_runs(tmp_path: Path) -> None:
+    with pytest.raises(typer.Exit) as raised, commands.admin_client(tmp_path):
+        raise AssertionError("unreachable")
+    assert raised.value.exit_code == 2
+
+
+def test_a_table_is_words_too(tmp_path: Path) -> None:
+    table = Table("a heading")
+    assert "a heading" in run(Told([], table), folder=tmp_path).output
