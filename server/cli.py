@@ -14,8 +14,10 @@ import typer
 from server import __version__
 from server.config.settings import ENVIRONMENT_ONLY, PREFIX, ConfigError, Settings, load_settings
 from server.terminal.chat.command import chat
-from server.terminal.commands import DataDir, fail
-from server.terminal.manage import users
+from server.terminal.commands import DataDir, admin_command, fail
+from server.terminal.manage import groups, notice, shares, users
+from server.terminal.manage.audit import show_audit
+from server.terminal.manage.settings import show_settings
 from server.terminal.running import NoServer, find_server
 from server.terminal.serving import adapters, engines, workers
 from server.terminal.serving.models import show_models
@@ -56,8 +58,9 @@ app = typer.Typer(
 core_app = typer.Typer(
     name="core", help="Run a core alone, for servers on other machines; make its keys."
 )
-for group in (core_app, users.app, sessions.app, workers.app, adapters.app, engines.app):
-    app.add_typer(group)
+for room in (sessions, workers, engines, adapters, users, groups, shares, notice):
+    app.add_typer(room.app)
+app.add_typer(core_app)
 
 
 def _takes_settings(
@@ -179,7 +182,7 @@ core_app.callback(invoke_without_command=True)(_takes_settings(_run_core, CORE_S
 
 @core_app.command("keys")
 def make_core_keys(folder: Path) -> None:
-    """Make the keys of this machine in a folder, once; print the public one."""
+    """Make the keys of this machine, once; print the public one."""
     from server.engines.native.far.keys import KeysError, make_keys
 
     try:
@@ -190,7 +193,7 @@ def make_core_keys(folder: Path) -> None:
 
 @core_app.command("trust")
 def trust_key(folder: Path, name: str, key: str) -> None:
-    """Trust the other side: a server that may come, or the core that is to be joined."""
+    """Trust a server that may come, or the core that is to be joined."""
     from server.engines.native.far.keys import KeysError, trust
 
     try:
@@ -213,6 +216,8 @@ def login(data_dir: DataDir = None) -> None:
 
 app.command()(chat)
 app.command("models")(show_models)
+admin_command(app, "audit")(show_audit)
+admin_command(app, "settings")(show_settings)
 
 
 @app.command()

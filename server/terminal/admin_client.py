@@ -3,6 +3,7 @@
 `AdminClient` has the routes of admins, `UserClient` those of the user `local`.
 """
 
+import http.client
 import json
 import urllib.error
 import urllib.parse
@@ -54,6 +55,9 @@ class ServerClient:
     def post(self, path: str, **body: Any) -> dict[str, Any]:
         return self._ask("POST", path, {k: v for k, v in body.items() if v is not None})
 
+    def put(self, path: str, **body: Any) -> dict[str, Any]:
+        return self._ask("PUT", path, body)
+
     def patch(self, path: str, **body: Any) -> dict[str, Any]:
         return self._ask("PATCH", path, body)
 
@@ -71,8 +75,8 @@ class ServerClient:
                 return dict(json.loads(answer.read() or b"{}"))
         except urllib.error.HTTPError as error:
             raise AdminError(_message(error), error.code) from None
-        except (OSError, ValueError) as error:
-            raise AdminError(f"{self.url} does not answer: {error}") from None
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            raise AdminError(f"{self.url} does not answer: {_reason(error, method)}") from None
 
 
 class AdminClient(ServerClient):
@@ -100,7 +104,19 @@ def quoted(name: str) -> str:
 
 
 def _message(error: urllib.error.HTTPError) -> str:
+    """In the server's words, with the field that they are about."""
     try:
-        return str(json.loads(error.read())["error"]["message"])
+        said = json.loads(error.read())["error"]
+        message, field = str(said["message"]), str(said.get("param") or "")
+        return message if field in message else f"{field}: {message}"
     except (OSError, ValueError, KeyError, TypeError):
         return f"the server answered {error.code}"
+
+
+def _reason(error: Exception, method: str) -> str:
+    """Why there is no answer; what was asked may have been done all the same."""
+    reason = getattr(error, "reason", error)
+    words = getattr(reason, "strerror", None) or str(reason)
+    if method == "GET" or isinstance(reason, ConnectionRefusedError):
+        return words
+    return f"{words}; whether it was done is unknown"

@@ -36,7 +36,7 @@ class Told(NamedTuple):
     """What a command has found or done; `note` is for people, and no part of it."""
 
     found: Any
-    words: str | Table
+    words: str | list[str] | Table  # a line, lines, or a table
     note: str = ""
 
 
@@ -74,8 +74,9 @@ def tell(told: Told, as_json: bool) -> None:
         print(printable(told.note), file=sys.stderr)
     if isinstance(told.words, Table):
         told.words.show()
-    elif told.words:
-        print("\n".join(map(printable, told.words.splitlines())))
+        return
+    for line in [told.words] if isinstance(told.words, str) else told.words:
+        print(printable(line))
 
 
 @contextmanager
@@ -85,6 +86,8 @@ def admin_client(data_dir: Path | None) -> Iterator[AdminClient]:
         yield AdminClient(*find_server(data_dir, "admin-token"))
     except NoServer as error:
         raise fail(str(error)) from None
+    except typer.BadParameter as error:
+        raise fail(f"{error.param_hint}: {error.message}") from None
     except AdminError as error:
         raise fail(str(error), exit_code(error.status)) from None
 

@@ -1,1 +1,1 @@
-"""Commands on whom a server serves and what it tells them: users, for admins."""
+"""Commands on whom a server serves: users, groups, notices; audit, settings."""

@@ -1,34 +1,41 @@
-"""`parley users`: who may come in, and what they may."""
+"""`parley users`: who may come in, what they may, and what they keep."""
 
-from datetime import UTC, datetime
 from typing import Annotated, Any
 
 import typer
 
-from server.terminal.admin_client import AdminClient, AdminError, quoted
+from server.terminal.admin_client import AdminClient, quoted
 from server.terminal.commands import Told, admin_command
+from server.terminal.manage.finding import check_free, find_user
+from server.terminal.manage.quotas import (
+    Answers,
+    Sessions,
+    TokensPerDay,
+    changed_quotas,
+    users_table,
+)
 from server.terminal.tables import Cell, Table
+from server.terminal.times import DAY_SECONDS, day
 
-DAY_SECONDS = 86_400
+BUILT_IN = ("local", "admin")  # which no list of users has
+TOKEN_HEADINGS = ("token", "kind", "scopes", "since", "until", "purpose")
+NOTHING_OWN = {"tokens_per_day": None, "sessions": None, "answers": None}
 
 app = typer.Typer(name="users", help="Create, change and remove users.", no_args_is_help=True)
 
 Scopes = Annotated[
-    list[str] | None, typer.Option(help="admin or admin:transcripts; may be repeated.")
+    list[str] | None,
+    typer.Option(help="admin, admin:operate or admin:transcripts; may be repeated."),
 ]
 Days = Annotated[int | None, typer.Option(help="Days until the token expires.", min=1)]
+Purpose = Annotated[str, typer.Option(help="What the token is for; `users show` says it.")]
 
 
 @admin_command(app, "list")
 def list_users(client: AdminClient) -> Told:
     """List all users, the newest first."""
     users = client.get_all("/users", "users")
-    table = Table("id", "name", "roles", "since", "")
-    for user in users:
-        state = Cell("disabled", "red") if user["disabled"] else None
-        roles = " ".join(user["roles"])
-        table.add(user["id"], user["name"], roles, day(user["created_at"]), state)
-    return Told(users, table)
+    return Told(users, users_list(users))
 
 
 @admin_command(app, "add")
@@ -38,18 +45,57 @@ def add_user(
     admin: Annotated[bool, typer.Option("--admin", help="Give the role admin.")] = False,
     scope: Scopes = None,
     days: Days = None,
+    purpose: Purpose = "",
 ) -> Told:
     """Create a user and print their token, once."""
-    _check_free(name, client.get_all("/users", "users"))
+    check_free(name, client.get_all("/users", "users"), "user")
     user = client.post(
         "/users",
         name=name,
         roles=["user", "admin"] if admin else ["user"],
         scopes=scope or (["admin"] if admin else []),
         expires_in_s=None if days is None else days * DAY_SECONDS,
+        purpose=purpose,
     )
     note = f"user {user['id']} ({user['name']}); its token, shown this once:"
     return Told(user, user["token"], note)  # alone on standard output, so that a script can take it
+
+
+@admin_command(app, "invite")
+def invite_user(client: AdminClient, user: str) -> Told:
+    """Print a one-time URL that logs in as a user (an id or a name)."""
+    path = client.post(f"/users/{find_user(client, user)['id']}/login-codes")["path"]
+    return Told({"url": client.url + path}, client.url + path)
+
+
+@admin_command(app, "show")
+def show_user(client: AdminClient, user: str) -> Told:
+    """Show a user (an id or a name) with the ids of their tokens."""
+    found = client.get(f"/users/{find_user(client, user)['id']}")
+    words = [found["name"], found["id"], " ".join(found["roles"])]
+    words += ["disabled"] if found["disabled"] else []
+    words += [f"in {found['group']}"] if found["group"] else []
+    table = Table(*TOKEN_HEADINGS, whole=("token", "since", "until"), title=" · ".join(words))
+    for token in found["tokens"]:
+        until = None if token["expires_at"] is None else day(token["expires_at"])
+        scopes, since = " ".join(token["scopes"]), day(token["created_at"])
+        table.add(token["id"], token["kind"], scopes, since, until, token["purpose"])
+    return Told(found, table)
+
+
+@admin_command(app, "token")
+def add_token(
+    client: AdminClient, user: str, scope: Scopes = None, days: Days = None, purpose: Purpose = ""
+) -> Told:
+    """Print another token for a user (an id or a name), once."""
+    found = find_user(client, user)
+    made = client.post(
+        f"/users/{found['id']}/tokens",
+        scopes=scope or [],
+        expires_in_s=None if days is None else days * DAY_SECONDS,
+        purpose=purpose,
+    )
+    return Told(made, made["token"], f"another token of {found['name']}, shown this once:")
 
 
 @admin_command(app, "revoke")
@@ -63,23 +109,9 @@ def revoke_tokens(
     path = f"/users/{found['id']}/tokens"
     if token is not None:
         client.delete(f"{path}/{quoted(token)}")
-        return Told({"revoked": 1}, "")
+        return Told({"revoked": 1}, f"{found['name']}: token {token} revoked")
     revoked = client.delete(path)
     return Told(revoked, f"{found['name']}: {revoked['revoked']} tokens and cookies revoked")
-
-
-@admin_command(app, "show")
-def show_user(client: AdminClient, user: str) -> Told:
-    """Show a user (an id or a name) with the ids of their tokens."""
-    found = client.get(f"/users/{find_user(client, user)['id']}")
-    state = " · disabled" if found["disabled"] else ""
-    title = f"{found['name']} · {found['id']} · {' '.join(found['roles'])}{state}"
-    table = Table("token", "kind", "scopes", "since", "until", title=title)
-    for token in found["tokens"]:
-        until = None if token["expires_at"] is None else day(token["expires_at"])
-        scopes = " ".join(token["scopes"])
-        table.add(token["id"], token["kind"], scopes, day(token["created_at"]), until)
-    return Told(found, table)
 
 
 @admin_command(app, "disable")
@@ -112,29 +144,69 @@ def rename_user(client: AdminClient, user: str, name: str) -> Told:
     """Give a user (an id or a name) another name."""
     found = find_user(client, user)
     others = [one for one in client.get_all("/users", "users") if one["id"] != found["id"]]
-    _check_free(name, others)
-    return Told(client.patch(f"/users/{found['id']}", name=name), "")
-
-
-@admin_command(app, "token")
-def add_token(client: AdminClient, user: str, scope: Scopes = None, days: Days = None) -> Told:
-    """Print another token for a user (an id or a name), once."""
-    found = find_user(client, user)
-    made = client.post(
-        f"/users/{found['id']}/tokens",
-        scopes=scope or [],
-        expires_in_s=None if days is None else days * DAY_SECONDS,
-    )
-    return Told(made, made["token"], f"another token of {found['name']}, shown this once:")
+    check_free(name, others, "user")
+    changed = client.patch(f"/users/{found['id']}", name=name)
+    return Told(changed, f"{found['name']} is {changed['name']} now")
 
 
 @admin_command(app, "quotas")
-def show_quotas(client: AdminClient) -> Told:
-    """List what users keep and have used today, beside what they may."""
+def user_quotas(
+    client: AdminClient,
+    user: Annotated[str | None, typer.Argument(help="An id or a name; without it, all.")] = None,
+    tokens_per_day: TokensPerDay = None,
+    sessions: Sessions = None,
+    answers: Answers = None,
+) -> Told:
+    """Show what users have and may have, or set it for one.
+
+    A quota is a number, `none` for no limit, or `default` for what the settings say.
+    """
+    given = {"tokens_per_day": tokens_per_day, "sessions": sessions, "answers": answers}
+    if user is None:
+        if any(given.values()):
+            raise typer.BadParameter("whose quotas? Those of all are settings", param_hint="user")
+        users = client.get_all("/users", "users")
+    else:
+        users = [find_user(client, user)]
+        quotas = changed_quotas(users[0]["quotas"], is_group=False, **given)
+        if quotas is not None:
+            users = [client.patch(f"/users/{users[0]['id']}", quotas=quotas)]
+    own = {one["id"]: one["quotas"] for one in users}
+    rows = [
+        {**row, "own": own.get(row["user"]["id"], NOTHING_OWN)}
+        for row in client.get_all("/quotas", "quotas")
+        if user is None or row["user"]["id"] in own
+    ]
     limits = client.get("/quotas", limit=1)["limits"]
-    rows = client.get_all("/quotas", "quotas")
-    users = {user["id"]: user for user in client.get_all("/users", "users")}
-    return Told({"limits": limits, "quotas": rows}, quotas_table(limits, rows, users))
+    return Told({"limits": limits, "quotas": rows}, users_table(limits, rows))
+
+
+@admin_command(app, "storage")
+def show_storage(
+    client: AdminClient,
+    user: Annotated[str | None, typer.Argument(help="An id or a name; without it, all.")] = None,
+) -> Told:
+    """Show what users store, the most bytes first."""
+    if user is None:
+        names = {
+            row["user"]["id"]: row["user"]["name"]
+            for row in client.get_all("/quotas", "quotas")
+            if row["sessions"]
+        }
+    elif user in BUILT_IN:
+        names = {user: user}
+    else:
+        found = find_user(client, user)
+        names = {found["id"]: found["name"]}
+    stored = [{"name": name, **client.get(f"/users/{uid}/storage")} for uid, name in names.items()]
+    stored.sort(key=lambda one: -one["bytes"])
+    numbers = ("sessions", "messages", "bytes")
+    table = Table("user", *numbers, "", numbers=numbers)
+    for one in stored:
+        is_part = one["counted"] < one["sessions"]
+        note = f"of the {one['counted']:,} newest sessions" if is_part else None
+        table.add(one["name"] or one["user_id"], *(f"{one[name]:,}" for name in numbers), note)
+    return Told(stored, table if stored else "Nobody stores anything.")
 
 
 @admin_command(app, "remove")
@@ -145,62 +217,13 @@ def remove_user(client: AdminClient, user: str) -> Told:
     return Told(found, f"{found['name']} and their sessions are gone")
 
 
-@admin_command(app, "invite")
-def invite_user(client: AdminClient, user: str) -> Told:
-    """Print a one-time URL that logs in as a user (an id or a name)."""
-    path = client.post(f"/users/{find_user(client, user)['id']}/login-codes")["path"]
-    return Told({"url": client.url + path}, client.url + path)
-
-
-def quotas_table(
-    limits: dict[str, Any], rows: list[dict[str, Any]], users: dict[str, dict[str, Any]]
-) -> Table:
-    """Beside what the settings allow, or what a user may instead; 0 of one's own is no limit."""
-    table = Table("user", "sessions", "tokens today", numbers=("sessions", "tokens today"))
-    for row in rows:
-        own = users.get(row["user"]["id"], {}).get("quotas", {})
-        most_sessions, most_tokens = (
-            limits[of_all] if own.get(of_one) is None else own[of_one] or None
-            for of_all, of_one in (
-                ("sessions_per_user", "sessions"),
-                ("tokens_per_day", "tokens_per_day"),
-            )
-        )
-        table.add(
-            row["user"]["name"] or row["user"]["id"],
-            of_limit(row["sessions"], most_sessions),
-            of_limit(row["tokens_today"], most_tokens),
-        )
+def users_list(users: list[dict[str, Any]]) -> Table:
+    table = Table("id", "name", "roles", "since", "", whole=("id", "since"))
+    for user in users:
+        state = Cell("disabled", "red") if user["disabled"] else None
+        roles = " ".join(user["roles"])
+        table.add(user["id"], user["name"], roles, day(user["created_at"]), state)
     return table
-
-
-def of_limit(used: int, limit: int | None) -> Cell:
-    """How much of a limit is used; red where nothing is left."""
-    if limit is None:
-        return Cell(f"{used:,}")
-    return Cell(f"{used:,} of {limit:,}", "red" if used >= limit else "")
-
-
-def day(milliseconds: int) -> str:
-    return datetime.fromtimestamp(milliseconds / 1000, UTC).strftime("%Y-%m-%d")
-
-
-def find_user(client: AdminClient, who: str) -> dict[str, Any]:
-    """The user with this id, or the only one with this name. Raises `AdminError`."""
-    if who.startswith("usr_"):
-        return client.get(f"/users/{quoted(who)}")
-    named = [user for user in client.get_all("/users", "users") if user["name"] == who]
-    if len(named) == 1:
-        return named[0]
-    found, status = ("several users have", 409) if named else ("no user has", 404)
-    raise AdminError(f"{found} the name {who!r}; give an id of `parley users list`", status)
-
-
-def _check_free(name: str, others: list[dict[str, Any]]) -> None:
-    """Raises `AdminError` for a name that is taken: commands could name neither user by it."""
-    if " ".join(name.split()) in [user["name"] for user in others]:
-        taken = f"another user has the name {name!r}; choose one that tells them apart"
-        raise AdminError(taken, 409)
 
 
 def _change(client: AdminClient, who: str, **changes: Any) -> dict[str, Any]:

@@ -28,10 +28,10 @@ def list_adapters(client: AdminClient) -> Told:
 @admin_command(app, "load")
 def load_adapter(client: AdminClient, name: str) -> Told:
     """Load an adapter: sessions can then choose it as their model."""
-    return Told(client.post("/adapters", name=name), "")
+    return Told(client.post("/adapters", name=name), f"{name} is loaded")
 
 
 @admin_command(app, "unload")
 def unload_adapter(client: AdminClient, name: str) -> Told:
     """Offer an adapter no more; answers that have it go on."""
-    return Told(client.delete(f"/adapters/{quoted(name)}"), "")
+    return Told(client.delete(f"/adapters/{quoted(name)}"), f"{name} is offered no more")

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from server.terminal.admin_client import AdminClient, quoted
-from server.terminal.commands import Told, admin_command
+from server.terminal.commands import Reason, Told, admin_command
 from server.terminal.tables import Cell, Table
 
 # Red: anything else.
@@ -22,7 +22,9 @@ WAITS = {
 }
 
 
-app = typer.Typer(name="engines", help="List, drain, add and remove engines.", no_args_is_help=True)
+app = typer.Typer(
+    name="engines", help="List, drain, restart, add and remove engines.", no_args_is_help=True
+)
 
 
 @admin_command(app, "list")
@@ -41,31 +43,49 @@ def drain_engine(
     move: Annotated[bool, typer.Option("--move", help="Its answers go on at others.")] = False,
 ) -> Told:
     """Let an engine take no new answers."""
-    return Told(client.post(f"/engines/{quoted(name)}/drain", move=move), "")
+    drains = client.post(f"/engines/{quoted(name)}/drain", move=move)
+    return Told(drains, f"{name} takes no new answers")
 
 
 @admin_command(app, "resume")
 def resume_engine(client: AdminClient, name: str) -> Told:
     """Let an engine take new answers again."""
-    return Told(client.post(f"/engines/{quoted(name)}/resume"), "")
+    return Told(client.post(f"/engines/{quoted(name)}/resume"), f"{name} takes new answers")
+
+
+@admin_command(app, "restart")
+def restart_engine(
+    client: AdminClient,
+    name: str,
+    model: Annotated[
+        str | None, typer.Option(help="Whose, if several models have one of this name.")
+    ] = None,
+    reason: Reason = "",
+) -> Told:
+    """Start an engine of this host again; its answers go on."""
+    restarts = client.post(f"/engines/{quoted(name)}/restart", model=model, reason=reason)
+    return Told(restarts, f"{name} restarts")
 
 
 @admin_command(app, "add")
 def add_engine(client: AdminClient, engine: str) -> Told:
     """Add an engine, written as PARLEY_ENGINES has them."""
-    return Told(client.post("/engines", engine=engine), "")
+    added = client.post("/engines", engine=engine)
+    return Told(added, f"{added['name']} is being added")
 
 
 @admin_command(app, "remove")
 def remove_engine(client: AdminClient, name: str) -> Told:
     """Let an engine go; its answers go on at others."""
-    return Told(client.delete(f"/engines/{quoted(name)}"), "")
+    return Told(client.delete(f"/engines/{quoted(name)}"), f"{name} is let go")
 
 
 def engine_table(engines: Sequence[dict[str, Any]]) -> Table:
     """A row each. `share` is how much of what is new it gets at present."""
     table = Table(
-        *("name", "model", "kind", "state", *NUMBERS, "waits for", "address"), numbers=NUMBERS
+        *("name", "model", "kind", "state", *NUMBERS, "waits for", "address"),
+        numbers=NUMBERS,
+        whole=("name",),
     )
     for engine in engines:
         table.add(

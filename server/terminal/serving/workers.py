@@ -1,6 +1,6 @@
 """`parley workers`: who serves, how their engines are, and who has fallen silent."""
 
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 
@@ -11,12 +11,12 @@ from server.terminal.tables import Cell, Table
 
 HEADINGS = ("worker", "host", "pid", "version", "engine", "running", "connections", "seen", "")
 
-app = typer.Typer(name="workers", help="List and drain workers.", no_args_is_help=True)
+app = typer.Typer(name="workers", help="List, drain and restart workers.", no_args_is_help=True)
 
 
 @admin_command(app, "list")
 def list_workers(client: AdminClient) -> Told:
-    """List the workers, their engines, and those that have fallen silent."""
+    """List the workers, their engines, and who is silent."""
     roll = client.get("/replicas")
     return Told(roll, workers_table(roll))
 
@@ -24,12 +24,33 @@ def list_workers(client: AdminClient) -> Told:
 @admin_command(app, "drain")
 def drain_worker(client: AdminClient, worker: str, reason: Reason = "") -> Told:
     """Let a worker finish or hand over its answers, and restart."""
-    return Told(client.post(f"/replicas/{quoted(worker)}/drain", reason=reason), "")
+    drains = client.post(f"/replicas/{quoted(worker)}/drain", reason=reason)
+    return Told(drains, f"{worker} drains")
+
+
+@admin_command(app, "restart")
+def restart_worker(client: AdminClient, worker: str, reason: Reason = "") -> Told:
+    """Restart a worker at once; its answers go on at another one."""
+    restarts = client.post(f"/replicas/{quoted(worker)}/restart", reason=reason)
+    return Told(restarts, f"{worker} restarts")
+
+
+@admin_command(app, "log-level")
+def set_log_level(
+    client: AdminClient,
+    worker: str,
+    level: Annotated[str, typer.Argument(help="debug, info, warning or error.")],
+    reason: Reason = "",
+) -> Told:
+    """Have a worker log more, or less, until it ends."""
+    path = f"/replicas/{quoted(worker)}/log-level"
+    logs = client.post(path, level=level, reason=reason)
+    return Told(logs, f"{worker} logs {level} until it ends")
 
 
 def workers_table(roll: dict[str, Any]) -> Table:
     """Those that are there, then those that are missing; ages are counted by Redis' clock."""
-    table = Table(*HEADINGS)
+    table = Table(*HEADINGS, whole=("worker",))
     silent = {worker["id"] for worker in roll["missing"]}
     present = [worker for worker in roll["replicas"] if worker["id"] not in silent]
     for worker in (*present, *roll["missing"]):
@@ -55,4 +76,7 @@ def _engine(worker: dict[str, Any], now: int) -> Cell:
 def _state(worker: dict[str, Any], is_silent: bool) -> Cell | None:
     if is_silent:
         return Cell("silent", "red")
-    return Cell("drains", "yellow") if worker.get("draining") else None
+    if worker.get("draining"):
+        return Cell("drains", "yellow")
+    level = worker.get("log_level", "info")
+    return None if level == "info" else Cell(f"logs {level}", "yellow")

@@ -49,7 +49,7 @@ def sessions(
 def stop_session(client: AdminClient, session: str, reason: Reason = "") -> Told:
     """Stop a session's answers."""
     stopped = client.post(f"/sessions/{quoted(session)}/stop", reason=reason)["responses"]
-    return Told(stopped, "\n".join(f"{one['id']} {one['status']}" for one in stopped))
+    return Told(stopped, [f"{one['id']} {one['status']}" for one in stopped])
 
 
 @admin_command(app, "evict")
@@ -60,10 +60,12 @@ def evict_session(
     lock: Annotated[bool, typer.Option("--lock", help="No new answers until unlocked.")] = False,
 ) -> Told:
     """Stop a session's answers and close its viewers' connections."""
-    return Told(client.post(f"/sessions/{quoted(session)}/evict", reason=reason, lock=lock), "")
+    evicted = client.post(f"/sessions/{quoted(session)}/evict", reason=reason, lock=lock)
+    return Told(evicted, f"{session} is evicted{' and locked' if lock else ''}")
 
 
 @admin_command(app, "unlock")
 def unlock_session(client: AdminClient, session: str) -> Told:
     """Let a locked session take answers again."""
-    return Told(client.post(f"/sessions/{quoted(session)}/unlock"), "")
+    unlocked = client.post(f"/sessions/{quoted(session)}/unlock")
+    return Told(unlocked, f"{session} takes answers again")

@@ -1,7 +1,7 @@
 """What an operator looks for, as the API's filters of sessions."""
 
 from server.terminal.admin_client import AdminClient
-from server.terminal.manage.users import find_user
+from server.terminal.manage.finding import find_user
 
 
 def filters_of(client: AdminClient, wanted: str) -> dict[str, str]:

@@ -6,14 +6,16 @@ from typing import Any
 
 import pytest
 import typer
+from typer.core import TyperGroup
 from typer.testing import CliRunner
 
+from server.cli import app as parley
 from server.terminal import commands
 from server.terminal.admin_client import AdminClient, AdminError
 from server.terminal.commands import Told, admin_command
 from server.terminal.tables import Table
 
-HOSTILE = "Ada\x1b]0;owned\x07\u202e"
+HOSTILE = "Ada\x1b]0;owned\x07\n\u202e"
 
 
 def run(told: Any, *words: str, folder: Path) -> Any:
@@ -35,7 +37,7 @@ def run(told: Any, *words: str, folder: Path) -> Any:
 
 
 def test_people_get_words_and_scripts_the_object(tmp_path: Path) -> None:
-    told = Told([1], "done\nwell", "by the way")
+    told = Told([1], ["done", "well"], "by the way")
     for_people = run(told, folder=tmp_path)
     assert (for_people.exit_code, for_people.stdout) == (0, "done\nwell\n")
     assert for_people.stderr == "by the way\n"
@@ -47,9 +49,11 @@ def test_people_get_words_and_scripts_the_object(tmp_path: Path) -> None:
 def test_words_of_strangers_command_no_terminal(tmp_path: Path) -> None:
     told = Told(HOSTILE, HOSTILE, HOSTILE)
     for words in ((), ("--json",)):
-        assert not {"\x1b", "\x07", "\u202e"} & {*run(told, *words, folder=tmp_path).output}
+        output = run(told, *words, folder=tmp_path).output
+        assert not {"\x1b", "\x07", "\u202e"} & {*output}
+        assert len(output.splitlines()) == (1 if words else 2)
     failed = run(AdminError(HOSTILE, 409), folder=tmp_path)
-    assert failed.stderr == "parley: Ada·]0;owned··\n"
+    assert failed.stderr == "parley: Ada·]0;owned···\n"
 
 
 @pytest.mark.parametrize(
@@ -71,3 +75,14 @@ def test_nothing_is_asked_where_no_server_runs(tmp_path: Path) -> None:
 def test_a_table_is_words_too(tmp_path: Path) -> None:
     table = Table("a heading")
     assert "a heading" in run(Told([], table), folder=tmp_path).output
+
+
+def test_every_command_says_on_a_line_of_its_group_what_it_does() -> None:
+    """Whole, in a terminal of 80 columns."""
+    groups = typer.main.get_command(parley)
+    assert isinstance(groups, TyperGroup)
+    names = [name for name, one in groups.commands.items() if hasattr(one, "commands")]
+    assert {"users", "groups", "workers", "notice"} <= set(names)
+    for words in ([], *([name] for name in names)):
+        shown = CliRunner().invoke(parley, [*words, "--help"], terminal_width=80)
+        assert "..." not in shown.stdout.replace("[ARGS]...", ""), shown.stdout

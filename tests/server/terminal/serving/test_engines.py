@@ -7,7 +7,8 @@ import pytest
 from rich.console import Console
 
 from server.terminal.admin_client import AdminClient
-from server.terminal.serving.engines import engine_table, list_engines
+from server.terminal.serving.engines import engine_table, list_engines, restart_engine
+from tests.server.terminal.manage.played import Played
 
 
 def engine(name: str = "native-1", **changed: Any) -> dict[str, Any]:
@@ -27,7 +28,7 @@ def engine(name: str = "native-1", **changed: Any) -> dict[str, Any]:
 
 def printed(*engines: dict[str, Any], width: int = 200) -> list[str]:
     console = Console(file=io.StringIO(), width=width, highlight=False)
-    console.print(engine_table(engines).drawn())
+    console.print(engine_table(engines).drawn(console.width))
     assert isinstance(console.file, io.StringIO)
     return [line.rstrip() for line in console.file.getvalue().splitlines()]
 
@@ -108,3 +109,10 @@ def test_scripts_get_what_the_server_says() -> None:
 def test_a_server_with_one_engine_says_so() -> None:
     told = list_engines(Answering())
     assert told.found == [] and "one engine" in str(told.words)
+
+
+def test_an_engine_is_restarted_with_a_reason() -> None:
+    client = Played({"POST /engines/a%2Fb/restart": {"name": "a/b"}})
+    told = restart_engine(client, "a/b", reason="stuck")
+    assert told == ({"name": "a/b"}, "a/b restarts", "")
+    assert client.asked == [("POST", "/engines/a%2Fb/restart", {"reason": "stuck"})]

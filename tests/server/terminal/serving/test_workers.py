@@ -28,7 +28,7 @@ def worker(name: str = "h-1-a", **changed: Any) -> dict[str, Any]:
 def printed(*workers: dict[str, Any], missing: tuple[dict[str, Any], ...] = ()) -> str:
     console = Console(file=io.StringIO(), width=300, highlight=False)
     roll = {"now": 100_000, "replicas": workers, "missing": missing}
-    console.print(workers_table(roll).drawn())
+    console.print(workers_table(roll).drawn(console.width))
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
 
@@ -44,6 +44,11 @@ def test_what_is_wrong_is_said() -> None:
     _, first, last = printed(away, silent, missing=(silent,)).splitlines()
     assert "unavailable for 1 min 00 s" in first and "drains" in first
     assert "1 min 30 s ago" in last and "silent" in last
+
+
+def test_who_logs_more_or_less_than_usual_says_so() -> None:
+    assert "logs debug" in printed(worker(log_level="debug"))
+    assert "logs" not in printed(worker(log_level="info"))
 
 
 @pytest.mark.row("B60")

@@ -1,0 +1,60 @@
+"""`parley audit`: who did or read what as an admin."""
+
+import time
+from typing import Annotated, Any
+
+import typer
+
+from server.terminal.admin_client import PAGE, AdminClient
+from server.terminal.commands import Told
+from server.terminal.manage.finding import find_user
+from server.terminal.manage.users import BUILT_IN
+from server.terminal.tables import Table
+from server.terminal.times import moment_of, second
+
+Moment = typer.Option(
+    metavar="<time>", help="So long ago, as 4h or 7d, or a date, as 2026-11-27T09:30."
+)
+
+
+def show_audit(
+    client: AdminClient,
+    actor: Annotated[str | None, typer.Option(help="Who: an id or a name.")] = None,
+    action: Annotated[str | None, typer.Option(help="What: user.create, or user.*")] = None,
+    target: Annotated[str | None, typer.Option(help="To what or whom: an id.")] = None,
+    since: Annotated[str | None, Moment] = None,
+    until: Annotated[str | None, Moment] = None,
+    limit: Annotated[int, typer.Option(help="How many, the newest ones.", min=1)] = 50,
+) -> Told:
+    """Show who did or read what as an admin.
+
+    The newest come first. Times are UTC, those of --since and --until too.
+    """
+    now_ms = int(time.time() * 1000)
+    entries = find_entries(
+        client,
+        limit,
+        actor=actor if actor is None or actor in BUILT_IN else find_user(client, actor)["id"],
+        action=action,
+        target=target,
+        since=None if since is None else moment_of(since, "--since", now_ms),
+        until=None if until is None else moment_of(until, "--until", now_ms),
+    )
+    table = Table("when", "who", "did", "to", "why", "from", whole=("when", "did"))
+    for entry in entries:
+        words = (entry[name] for name in ("actor", "action", "target", "reason", "address"))
+        table.add(second(entry["at"]), *words)
+    return Told(entries, table if entries else "Nothing fits.")
+
+
+def find_entries(client: AdminClient, limit: int, **filters: Any) -> list[dict[str, Any]]:
+    """The newest that fit. A page may have few of them, or none, and others may follow."""
+    entries: list[dict[str, Any]] = []
+    cursor: str | None = None
+    while True:
+        missing = min(PAGE, limit - len(entries))
+        page = client.get("/audit", limit=missing, cursor=cursor, **filters)
+        entries += page["entries"]
+        cursor = page["next_cursor"]
+        if cursor is None or len(entries) >= limit:
+            return entries

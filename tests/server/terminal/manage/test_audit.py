@@ -1,0 +1,51 @@
+"""`parley audit`: its filters, and the pages behind it."""
+
+import re
+from typing import Any
+
+import pytest
+
+from server.terminal.commands import tell
+from server.terminal.manage.audit import find_entries, show_audit
+from tests.server.terminal.manage.played import Played
+from tests.server.terminal.test_tables import HOSTILE
+
+
+def entry(number: int = 0, **changed: Any) -> dict[str, Any]:
+    names = ("actor", "action", "target", "reason", "address")
+    return {"id": str(number), "at": number, **dict.fromkeys(names, "x"), **changed}
+
+
+def page(*entries: dict[str, Any], cursor: str | None = None) -> dict[str, Any]:
+    return {"entries": list(entries), "next_cursor": cursor}
+
+
+def test_pages_are_read_until_enough_is_found_or_nothing_is_left() -> None:
+    client = Played({"/audit": [page(cursor="a"), page(entry(2), cursor="b"), page(entry(1))]})
+    assert [one["id"] for one in find_entries(client, 9, action="user.*")] == ["2", "1"]
+    queries = [query for _, _, query in client.asked]
+    assert [query["cursor"] for query in queries] == [None, "a", "b"]
+    assert [query["limit"] for query in queries] == [9, 9, 8]
+    assert all(query["action"] == "user.*" for query in queries)
+    client = Played({"/audit": [page(entry(3), entry(2), cursor="a")]})
+    assert len(find_entries(client, 2)) == 2
+
+
+def test_who_did_it_is_found_by_name_and_what_is_built_in_as_it_is() -> None:
+    users = {"users": [{"id": "usr_a", "name": "Ada"}], "next_cursor": None}
+    client = Played({"/users": users, "/audit": page()})
+    assert show_audit(client, actor="Ada", since="2026-11-27").words == "Nothing fits."
+    _, _, query = client.asked[-1]
+    assert (query["actor"], query["since"]) == ("usr_a", 1_795_737_600_000)
+    show_audit(client, actor="admin")
+    assert client.asked[-1][2]["actor"] == "admin"
+
+
+@pytest.mark.row("B60")
+def test_reasons_and_addresses_command_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    names = ("actor", "action", "target", "reason", "address")
+    hostile = {**entry(), **dict.fromkeys(names, HOSTILE)}
+    tell(show_audit(Played({"/audit": page(hostile)})), as_json=False)
+    text = capsys.readouterr().out
+    assert len(text.splitlines()) == 2 and text.count("[bold]x[/]") == len(names)
+    assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]", text)

@@ -1,0 +1,64 @@
+"""What the command line says when the server refuses, or does not answer."""
+
+import json
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from server.terminal.admin_client import AdminClient, AdminError
+
+
+@contextmanager
+def answering(status: str, body: bytes) -> Iterator[str]:
+    """A server that has one answer."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve() -> None:
+            connection, _ = listener.accept()
+            with connection:
+                connection.recv(65536)
+                length = f"Content-Length: {len(body)}\r\n" if status else ""
+                head = f"HTTP/1.1 {status}\r\n{length}\r\n" if status else ""
+                connection.sendall(head.encode() + body)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        thread.join()
+
+
+def refusal(body: bytes, status: str = "400 Bad Request") -> AdminError:
+    with answering(status, body) as url, pytest.raises(AdminError) as raised:
+        AdminClient(url, "token").post("/users")
+    return raised.value
+
+
+def error(message: str, param: str | None = None) -> bytes:
+    return json.dumps({"error": {"message": message, "param": param}}).encode()
+
+
+def test_a_refusal_is_in_the_server_s_words_and_names_the_field() -> None:
+    assert str(refusal(error("no such user"))) == "no such user"
+    assert str(refusal(error("one of info, warning", "level"))) == "level: one of info, warning"
+    assert str(refusal(error("a name is needed", "name"))) == "a name is needed"
+    assert refusal(error("no")).status == 400
+
+
+def test_what_is_no_answer_of_parley_is_named_by_its_status() -> None:
+    assert str(refusal(b"<html>", "502 Bad Gateway")) == "the server answered 502"
+
+
+def test_who_does_not_answer_is_named_with_the_reason() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    with pytest.raises(AdminError) as raised:
+        AdminClient(url, "token").post("/users")
+    assert str(raised.value) == f"{url} does not answer: Connection refused"
+    assert raised.value.status is None
+
+
+def test_what_was_asked_before_the_server_fell_silent_may_have_been_done() -> None:
+    assert str(refusal(b"", "")).endswith("; whether it was done is unknown")
