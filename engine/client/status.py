@@ -164,6 +164,12 @@ class EngineStatus:
         """
         return self._client.heard_at
 
+    @property
+    def incarnation(self) -> int | None:
+        """Of the core that was joined last: drawn anew at each start of one."""
+        ready = self._client.ready
+        return None if ready is None else ready.epoch
+
     async def metrics(self) -> dict[str, Any]:
         """The core's counters; `EngineDeadError` if there is no core to ask."""
         values: dict[str, Any] = await self._call("metrics")

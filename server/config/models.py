@@ -65,6 +65,7 @@ class ModelStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
     name: str  # what clients call it
     kind: str  # of its engine, one of `server/engines/kinds.py`
+    url: str | None = None  # of its engine; None: it is ours, or there are several
     state: ModelState = ModelState.NOT_LOADED
     attempt: int = 0  # how often its loading has begun
     stage: Stage | None = None  # of its loading

@@ -255,6 +255,10 @@ class EngineClient(Protocol):
         None where nothing but `core_state` tells.
         """
 
+    @property
+    def incarnation(self) -> int | None:
+        """Drawn anew when it has started again; None where nobody can tell."""
+
     async def metrics(self) -> dict[str, Any]:
         """Counters by name. Raises `EngineDeadError`."""
 

@@ -1,7 +1,7 @@
 """`ManagedEngine`: an engine as the supervisor prepares, starts, watches and stops it."""
 
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from server.config.models import ModelFacts
 
@@ -77,3 +77,11 @@ class ManagedEngine(Protocol):
 
     def clean_up(self) -> None:
         """Remove its files, from any thread: this process exits now."""
+
+
+@runtime_checkable
+class Restartable(Protocol):
+    """An engine whose process is ours."""
+
+    def restart(self) -> None:
+        """Have it end, and be replaced as one that has died. Raises `EngineRefused`."""

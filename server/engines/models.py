@@ -217,7 +217,7 @@ class Models:
     async def drain(self, engine: str, *, is_draining: bool, must_move: bool = False) -> None:
         """Have an engine take no new answers, and perhaps keep none; or take them again.
 
-        Raises `EngineRefused`, and `TimeoutError`, as the two that follow.
+        Raises `EngineRefused`, and `TimeoutError`, as the three that follow.
         """
         wish = {"is_draining": is_draining, "must_move": must_move}
         await self._ask({"type": "drain_engine", "engine": engine, **wish})
@@ -229,6 +229,10 @@ class Models:
     async def remove_engine(self, engine: str) -> None:
         """Have one less."""
         await self._ask({"type": "remove_engine", "engine": engine})
+
+    async def restart_engine(self, engine: str, model: str | None = None) -> None:
+        """Have one that is ours replaced; that of a model that has one alone has its name."""
+        await self._ask({"type": "restart_engine", "engine": engine, "model": model})
 
     async def _ask(self, line: dict[str, Any]) -> None:
         """The supervisor decides: it alone knows what all workers have asked for."""

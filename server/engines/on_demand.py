@@ -297,6 +297,10 @@ class OnDemandEngine:
     def heard_at(self) -> float | None:
         return None if self._joined is None else self._joined.heard_at
 
+    @property
+    def incarnation(self) -> int | None:
+        return None if self._joined is None else self._joined.incarnation
+
     def get_tokenizer(self) -> EngineTokenizer:
         return self._engine.get_tokenizer()
 

@@ -35,6 +35,11 @@ class KeptModel:
         return self.status.name
 
     @property
+    def engine_names(self) -> set[str]:
+        """One that is alone has the name of its model."""
+        return {engine.name for engine in self.status.engines} or {self.name}
+
+    @property
     def is_idle(self) -> bool:
         return self.status.state is ModelState.LOADED and not self.users
 
@@ -48,7 +53,7 @@ class KeptModel:
         """Another state: what belongs to the one before is gone, but for what the files say."""
         old = self.status
         self.status = msgspec.structs.replace(
-            ModelStatus(name=old.name, kind=old.kind, attempt=old.attempt),
+            ModelStatus(name=old.name, kind=old.kind, url=old.url, attempt=old.attempt),
             state=state,
             **{"facts": old.facts, "options": old.options, "engines": old.engines, **fields},
         )

@@ -17,7 +17,12 @@ from server.config.engines import GROUP, MAX_ENGINES, EngineEntry
 from server.config.models import EngineStatus, ModelState, ModelStatus, discreet, gb
 from server.config.settings import Settings
 from server.engines.kind import EngineKind
-from server.engines.managed import EngineRefused, EngineSetupError, ManagedEngine
+from server.engines.managed import (
+    EngineRefused,
+    EngineSetupError,
+    ManagedEngine,
+    Restartable,
+)
 from server.engines.placement.keeper import GroupKeeper
 from server.engines.placement.kind import GroupKind
 from server.supervisor.kept_model import KeptModel
@@ -58,7 +63,7 @@ class ModelKeepers:
             if name in self._models:
                 raise EngineSetupError(f"two models have the name {name}: give one as NAME={name}")
             engines = kind.statuses_of(settings, source) if isinstance(kind, GroupKind) else ()
-            status = ModelStatus(name=name, kind=entry.kind, engines=engines)
+            status = ModelStatus(name=name, kind=entry.kind, url=entry.url, engines=engines)
             self._models[name] = KeptModel(source, status, on_change)
         self._default = next(iter(self._models.values()))
         self._room = ModelRoom(self._models.values(), partial(kind.free_bytes, settings))
@@ -179,6 +184,36 @@ class ModelKeepers:
         """One less; the last one of a model stays."""
         for group in self._groups_with(name):
             group.remove(name)
+
+    def restart_engine(self, name: str, model_name: str | None = None) -> None:
+        """Replace the process of an engine of ours; the name of a model is that of its only one.
+
+        `model_name` tells apart those of several models. Raises `EngineRefused`.
+        """
+        found = [
+            model
+            for model in self._models.values()
+            if name in model.engine_names and model_name in (None, model.name)
+        ]
+        if not found:
+            raise EngineRefused(f"there is no engine {name}")
+        if len(found) > 1:
+            raise EngineRefused(f"several models have an engine {name}: name the model, too")
+        (model,) = found
+        if model.status.state is not ModelState.LOADED:
+            state = model.status.state.replace("_", " ")
+            raise EngineRefused(f"the model of {name} is {state}: there is nothing to restart")
+        engine = model.engine
+        if isinstance(engine, GroupKeeper):
+            engine = engine.engine(name)
+        if engine is None:
+            raise EngineRefused(f"{name} is not ready")
+        if not isinstance(engine, Restartable):
+            raise EngineRefused(f"{name} is not ours: restart it where it runs")
+        try:
+            engine.restart()
+        except EngineRefused as refusal:
+            raise EngineRefused(f"{name}: {refusal}") from None
 
     def _groups_with(self, name: str) -> list[GroupKeeper]:
         """Of each model that has an engine of this name: `native` alone is one of each."""

@@ -327,6 +327,8 @@ class Supervisor:
                     models.add_engine(entry.with_files_in(self._data / "engines"))
                 case {"type": "remove_engine", "engine": str(name)}:
                     models.remove_engine(name)
+                case {"type": "restart_engine", "engine": str(name)}:
+                    models.restart_engine(name, line.get("model"))
         except (EngineRefused, ValueError) as refusal:
             logger.warning("engines are not changed", asked=line["type"], problem=str(refusal))
             return str(refusal)

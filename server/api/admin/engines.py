@@ -9,10 +9,10 @@ from typing import Annotated
 from msgspec import Meta, Struct
 from starlette.responses import Response
 
-from server.access.audit import TRANSCRIPTS
+from server.access.audit import OPERATE, TRANSCRIPTS
 from server.api.admin.actions import Admin
 from server.api.admin.objects import AdminEngineList, AskedEngine
-from server.api.admin.sessions import actor_of
+from server.api.admin.sessions import Reason, actor_of
 from server.api.rest.operation import Access, Call, Operation, json_response
 from server.config.engines import FILES, EngineEntry, parse_engines
 from server.config.models import discreet
@@ -29,6 +29,13 @@ class DrainEngineBody(Struct, frozen=True):
     move: bool = False
 
 
+class RestartEngineBody(Struct, frozen=True):
+    """`model`: whose engine, where several models have one of this name."""
+
+    model: Annotated[str, Meta(min_length=1, max_length=200)] | None = None
+    reason: Reason = ""
+
+
 class EngineBody(Struct, frozen=True):
     """As `PARLEY_ENGINES` has them, with a name."""
 
@@ -36,7 +43,7 @@ class EngineBody(Struct, frozen=True):
 
 
 class AdminEngineOperations:
-    """The endpoints. A server whose models have one engine each has none to speak of."""
+    """The endpoints. Where a model has one engine alone, there is nothing but to restart it."""
 
     def __init__(self, admin: Admin, models: Models) -> None:
         self._admin = admin
@@ -79,6 +86,16 @@ class AdminEngineOperations:
                 answers={202: AskedEngine},
             ),
             Operation(
+                method="POST",
+                path="/v1/admin/engines/{name}/restart",
+                access=Access.ADMIN,
+                scope=OPERATE,
+                endpoint=self.restart,
+                summary="Have an engine of this host start again; its answers go on",
+                body=RestartEngineBody,
+                answers={202: AskedEngine},
+            ),
+            Operation(
                 method="DELETE",
                 path="/v1/admin/engines/{name}",
                 access=Access.ADMIN,
@@ -104,6 +121,14 @@ class AdminEngineOperations:
         name = self._known(call)
         await self._note(call, "engine.resume", name)
         return await _asked(name, self._models.drain(name, is_draining=False))
+
+    async def restart(self, call: Call) -> Response:
+        body: RestartEngineBody = to_struct(await call.body(), RestartEngineBody)
+        name = call.path("name")
+        if name not in {model.name for model in self._models.statuses if not model.engines}:
+            self._known(call)
+        await self._note(call, "engine.restart", name, body.reason)
+        return await _asked(name, self._models.restart_engine(name, body.model))
 
     async def remove(self, call: Call) -> Response:
         name = self._known(call)
@@ -135,8 +160,8 @@ class AdminEngineOperations:
             if is_loaded and "ready" not in states.values():
                 raise ApiError("engine_refused", "no other engine takes answers")
 
-    async def _note(self, call: Call, action: str, target: str) -> None:
-        await self._admin.auditor.note(actor_of(call), action, target)
+    async def _note(self, call: Call, action: str, target: str, reason: str = "") -> None:
+        await self._admin.auditor.note(actor_of(call), action, target, reason)
 
 
 async def _asked(name: str, asking: Awaitable[None]) -> Response:
@@ -173,6 +198,7 @@ def _wire(model: str, one: EngineFigures) -> dict[str, object]:
         "kv_blocks": one.num_blocks,
         "kv_blocks_free": one.num_blocks_free,
         "exactness": None if one.exactness is None else one.exactness.value,
+        "incarnation": one.incarnation,
     }
     return {
         "name": one.name,

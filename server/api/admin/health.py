@@ -14,9 +14,10 @@ from server.api.admin.actions import Admin
 from server.api.admin.objects import ReplicaObject
 from server.api.admin.workers import SUMMED, roll_wire
 from server.api.rest.operation import Access, ApiContext, Call, Operation, json_response
-from server.config.models import ModelState
-from server.engines.client import CoreState
+from server.config.models import ModelState, ModelStatus
+from server.engines.client import CoreState, EngineClient
 from server.engines.models import Models
+from server.engines.placement.figures import EngineFigures
 from server.protocol.objects import Count, Milliseconds
 from sessions.model.errors import StoreUnavailable
 
@@ -40,22 +41,28 @@ class EngineHealth(Struct, frozen=True, omit_defaults=True):
     """An engine of this host. `heard_ms`: since its last sign of life, if it gives any.
 
     `state` is that of `/v1/admin/engines`, or `asleep` of a model that is loaded when it is asked.
+    One without a `url` is ours. `incarnation` is another number when it has started again.
     """
 
     name: str
     model: str
     state: str
+    kind: str
+    url: str | None = None
     draining: bool = False
     heard_ms: Count | None = None
+    incarnation: int | None = None
 
 
 class HealthObject(Struct, frozen=True):
     """`now`, `replicas` and `missing` are those of `/v1/admin/replicas`, `roll_age_ms` ago.
 
-    `replica` is the worker that answers. `live` sums over the workers.
+    `replica` is the worker that answers, `scopes` are those of the token that asks. `live` sums
+    over the workers.
     """
 
     replica: str
+    scopes: list[str]
     redis: StoreHealth
     engines: list[EngineHealth]
     roll_age_ms: Count
@@ -95,6 +102,7 @@ class AdminHealthOperations:
         return json_response(
             {
                 "replica": self._replica,
+                "scopes": list(call.user.scopes),
                 "redis": self._store_wire(now),
                 "engines": engines_wire(self._models, now),
                 "roll_age_ms": milliseconds(now - self._roll_at),
@@ -134,20 +142,30 @@ def engines_wire(models: Models, now: float) -> list[dict[str, Any]]:
         figures = models.engine_figures().get(status.name)
         if figures is not None:
             for one in figures:
-                wire = _wire(status.name, one.name, one.state, one.heard_at, now)
+                wire = _wire(status.name, one, one.state, one, now)
                 listed.append({**wire, "draining": one.is_draining})
         elif models.are_many and status.state is not ModelState.LOADED:
-            listed.append({"name": status.name, "model": status.name, "state": "asleep"})
+            listed.append(_wire(status.name, status, "asleep", None, now))
         else:
-            state = engine.core_state
-            listed.append(_wire(status.name, status.name, state.value, engine.heard_at, now))
+            listed.append(_wire(status.name, status, engine.core_state.value, engine, now))
     return listed
 
 
-def _wire(model: str, name: str, state: str, heard_at: float | None, now: float) -> dict[str, Any]:
-    wire: dict[str, Any] = {"name": name, "model": model, "state": state}
-    if heard_at is not None and state in (CoreState.READY.value, CoreState.STALLED.value, "paused"):
-        wire["heard_ms"] = milliseconds(now - heard_at)
+def _wire(
+    model: str,
+    named: EngineFigures | ModelStatus,
+    state: str,
+    signs: EngineFigures | EngineClient | None,
+    now: float,
+) -> dict[str, Any]:
+    wire: dict[str, Any] = {"name": named.name, "model": model, "state": state, "kind": named.kind}
+    if named.url is not None:
+        wire["url"] = named.url
+    if signs is not None and signs.incarnation is not None:
+        wire["incarnation"] = signs.incarnation
+    speaks = state in (CoreState.READY.value, CoreState.STALLED.value, "paused")
+    if signs is not None and signs.heard_at is not None and speaks:
+        wire["heard_ms"] = milliseconds(now - signs.heard_at)
     return wire
 
 

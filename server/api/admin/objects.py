@@ -269,6 +269,7 @@ class AdminEngine(Struct, frozen=True, omit_defaults=True):
     of late; `preparing` or `failed` before it was ever joined; `not_loaded`, as its model is.
     `answers`, `sessions` and `moved` are this worker's, `running` and `waiting` those of all.
     `exactness` is a rung of the ladder in docs/engines.md: what its answers become when it dies.
+    `incarnation` is another number when it has started again.
     """
 
     name: str
@@ -287,6 +288,7 @@ class AdminEngine(Struct, frozen=True, omit_defaults=True):
     kv_blocks: Count | None = None
     kv_blocks_free: Count | None = None
     exactness: str | None = None
+    incarnation: int | None = None
 
 
 class AdminEngineList(Struct, frozen=True):

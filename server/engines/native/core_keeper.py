@@ -17,6 +17,7 @@ from engine import CoreProcess, EngineStartError, PrivateDirectory, UnsupportedM
 from engine.client.probe import CoreProbe
 from engine.config import EngineConfig
 from server.config.models import ModelFacts
+from server.engines.managed import EngineRefused
 from server.engines.native.backoff import Backoff
 from server.engines.native.fingerprint import file_stamps
 from server.engines.native.forecast import own_bytes
@@ -59,6 +60,7 @@ class CoreKeeper:
         self._ready_at: float | None = None
         self._died_at: float | None = None  # the core before, if there was one
         self._probe: CoreProbe | None = None  # of a core that is ready
+        self._must_end = False  # an administrator has asked for another one
 
     @property
     def model_name(self) -> str:
@@ -110,6 +112,15 @@ class CoreKeeper:
         self._starting = threading.Thread(target=wait, name="core-start", daemon=True)
         self._starting.start()
 
+    def restart(self) -> None:
+        """Have the core end after its step; `watch` replaces it. Raises `EngineRefused`."""
+        core = self._core
+        if core is None or not core.is_ready or self._must_end:
+            raise EngineRefused("it is starting: ask again when it is ready")
+        self._must_end = True
+        logger.info("core ends to be replaced", pid=core.pid)
+        core.process.terminate()
+
     def watch(self) -> bool:
         """Replace what died or hangs. False when too many starts in a row have failed."""
         core = self._core
@@ -134,6 +145,7 @@ class CoreKeeper:
         if self._standby is not None:
             self._standby.stop()
         self._core = self._starting = self._ready_at = self._died_at = self.due = None
+        self._must_end = False
         self._restarts = Backoff()
 
     def stop(self) -> None:
@@ -160,12 +172,15 @@ class CoreKeeper:
             self._died_at = died_at
         ready_at = self._ready_at
         seconds = None if ready_at is None else time.monotonic() - ready_at
-        delay = self._restarts.delay_after(seconds)
+        is_meant, self._must_end = self._must_end, False
+        delay = 0.0 if is_meant else self._restarts.delay_after(seconds)
         core.terminate()
         self._core = None
         if delay is None:
             return False
         self.due = time.monotonic() + delay
+        if is_meant:
+            return True
         reason = {} if self.start_error is None else {"error": self.start_error}
         logger.error("core died", status=core.poll(), restart_in_seconds=delay, **reason)
         return True

@@ -33,6 +33,7 @@ class EngineFigures:
     num_blocks_free: int | None = None
     exactness: Exactness | None = None  # of what it has begun, when it dies
     heard_at: float | None = None  # `EngineClient.heard_at`
+    incarnation: int | None = None  # `EngineClient.incarnation`
 
     @classmethod
     def of_unloaded(cls, status: EngineStatus) -> Self:
@@ -62,6 +63,7 @@ class EngineFigures:
             num_blocks_free=None if stats is None else stats.num_blocks_free,
             exactness=member.engine.exactness,
             heard_at=member.engine.heard_at,
+            incarnation=member.engine.incarnation,
         )
 
 

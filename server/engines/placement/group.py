@@ -183,6 +183,10 @@ class EngineGroup:
         heard = [at for member in self.members if (at := member.engine.heard_at) is not None]
         return max(heard, default=None)
 
+    @property
+    def incarnation(self) -> None:
+        """Each of them has its own."""
+
     async def metrics(self) -> dict[str, Any]:
         asked = [member.engine.metrics() for member in self.members if member.engine.is_ready]
         found = await asyncio.gather(*asked, return_exceptions=True)

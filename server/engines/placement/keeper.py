@@ -170,6 +170,10 @@ class GroupKeeper:
     def has(self, name: str) -> bool:
         return any(kept.status.name == name for kept in self._kept)
 
+    def engine(self, name: str) -> ManagedEngine | None:
+        """None: it is made ready, or that has failed. Raises `EngineRefused`."""
+        return self._named(name).engine
+
     def drain(self, name: str, *, is_draining: bool, must_move: bool = False) -> None:
         """Let one take no new answers, or take them again; with `must_move` it keeps none.
 

@@ -243,6 +243,10 @@ class TextEngine:
     def heard_at(self) -> None:
         """Its host is asked now and then: what came of that is in `core_state`."""
 
+    @property
+    def incarnation(self) -> None:
+        """Its host starts it, and says nothing of that."""
+
     async def metrics(self) -> dict[str, Any]:
         return {"running": len(self._open), **self._counts}
 

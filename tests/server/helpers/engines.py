@@ -62,6 +62,7 @@ class IdleEngine:
     exactness = Exactness.EXACT
     stats: EngineLoad | None = None
     heard_at: float | None = None
+    incarnation: int | None = None
 
     def __init__(self, max_model_len: int = 128, tokenizer: EngineTokenizer | None = None) -> None:
         self.model_config = ModelConfig(max_model_len)

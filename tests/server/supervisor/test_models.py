@@ -50,6 +50,11 @@ class Engine:
     def watch(self) -> bool:
         return self.is_alive
 
+    def restart(self) -> None:
+        if self.is_starting:
+            raise EngineRefused("it is starting")
+        self.start()
+
     def release(self) -> None:
         assert not self.is_releasing, "by two threads at a time"
         self.is_releasing = True
@@ -440,3 +445,49 @@ def test_what_cannot_be_changed_is_refused_in_one_line() -> None:
     for name, ask in (("x", groups().remove_engine), ("y", groups(model="a").remove_engine)):
         with pytest.raises(EngineRefused, match=f"no engine {name}"):
             ask(name)
+
+
+# ---- an engine that starts again ----------------------------------------------------------------
+
+
+def why_not_restarted(machine: Machine, name: str, model: str | None = None) -> str:
+    with pytest.raises(EngineRefused) as refusal:
+        machine.keepers.restart_engine(name, model)
+    return str(refusal.value)
+
+
+def test_an_engine_starts_again_once_however_many_ask_and_the_others_stay() -> None:
+    machine = Machine({"a": GB, "b": GB}, 8 * GB)
+    machine.load("b")
+    machine.keepers.restart_engine("b")
+    assert why_not_restarted(machine, "b") == "b: it is starting"
+    assert [machine.kind.engines[name].num_starts for name in "ab"] == [1, 2]
+    machine.come_up("b")
+    machine.keepers.restart_engine("b", "b")
+    assert machine.kind.engines["b"].num_starts == 3
+
+
+def test_who_asks_for_the_restart_of_what_is_not_there_hears_why_it_is_not() -> None:
+    machine = Machine({"a": GB, "b": GB}, 8 * GB)
+    assert why_not_restarted(machine, "c") == "there is no engine c"
+    assert why_not_restarted(machine, "a", "b") == "there is no engine a"
+    assert "not loaded" in why_not_restarted(machine, "b")
+    machine.keepers.load("b")
+    assert "is loading" in why_not_restarted(machine, "b")
+
+
+class Elsewhere(Engine):
+    """Nobody here restarts it."""
+
+    restart = None  # type: ignore[assignment]
+
+
+def test_an_engine_elsewhere_is_restarted_by_nobody() -> None:
+    machine = Machine({"a": GB}, 8 * GB)
+    machine.kind.engines["a"].__class__ = Elsewhere
+    assert why_not_restarted(machine, "a") == "a is not ours: restart it where it runs"
+
+
+def test_of_engines_of_one_name_the_model_tells_which_starts_again() -> None:
+    with pytest.raises(EngineRefused, match="name the model, too"):
+        groups("native").restart_engine("native")

@@ -77,7 +77,9 @@ async def test_it_tells_the_workers_the_engines_and_redis(
 ) -> None:
     found = await told(operations)
     assert found["replica"] == "w1" and found["redis"]["state"] == "ok"
-    assert found["engines"] == [{"name": "oracle", "model": "oracle", "state": "ready"}]
+    assert found["engines"] == [
+        {"name": "oracle", "model": "oracle", "state": "ready", "kind": "native"}
+    ]
     assert found["live"] == {
         "replicas": 1,
         "sessions": 7,
@@ -112,4 +114,4 @@ def test_the_age_of_an_engines_last_word_is_told_while_it_should_speak() -> None
     assert told["heard_ms"] == 3_500
     engine.core_state = CoreState.DEAD
     (told,) = engines_wire(models, 103.5)
-    assert told == {"name": "oracle", "model": "oracle", "state": "dead"}
+    assert told == {"name": "oracle", "model": "oracle", "state": "dead", "kind": "native"}
