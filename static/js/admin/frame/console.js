@@ -38,6 +38,8 @@ export class Console {
   notice = signal(null);
   /** What stands above everything, as a function that draws it; null: nothing. */
   dialog = signal(null);
+  /** Why what the dialog asks for was not done; "": nothing was refused. */
+  problem = signal("");
   /** @type {import("@preact/signals").ReadonlySignal<import("./reading.js").Reading[]>} */
   readings = computed(() => [...this.#readingsOf(this.#strip), ...this.#readingsOf(this.#tab.value)]);
   /** The moment of the oldest of what is read each second; null before there is anything. */
@@ -108,6 +110,11 @@ export class Console {
     this.dialog.value = null;
   }
 
+  /** Whether the token has a scope, as the server has said last. */
+  may(scope) {
+    return this.state(this.#strip).may(scope);
+  }
+
   #use(token) {
     this.api.value = new AdminApi(token);
     this.refresh();
@@ -150,11 +157,13 @@ export class Console {
   // ---- deeds ----
 
   /**
-   * Do something, say what came of it, and read everything again.
+   * Do something, say what came of it, and read everything again. A refusal is said where it was asked for: in the
+   * dialog, if that is still there.
    * @param {(api: AdminApi) => Promise<any>} deed @param {string | ((answer: any) => string)} done what to say then
    * @returns {Promise<any>} the server's answer; null when it was refused, or is not known
    */
   async act(deed, done = "") {
+    const dialog = this.dialog.value;
     let answer = null;
     try {
       answer = await deed(this.api.value);
@@ -162,7 +171,9 @@ export class Console {
     } catch (error) {
       if (this.#isOver(error)) return null;
       const unknown = "The server does not answer; whether this was done is not known.";
-      this.say(error instanceof Refused ? sentence(error.message) : unknown, { bad: true });
+      const problem = error instanceof Refused ? sentence(error.message) : unknown;
+      if (dialog && this.dialog.value === dialog) this.problem.value = problem;
+      else this.say(problem, { bad: true });
     }
     for (const reading of this.readings.value) reading.hurry();
     this.refresh();

@@ -1,11 +1,7 @@
 /** The engines of each model on the host that answers: how they are, what they do, and what may be done with them. */
 
-import { useEffect, useRef } from "preact/hooks";
-import { useSignal } from "@preact/signals";
-
-import { Dialog } from "../../widgets/dialog.js";
 import { html } from "../../widgets/html.js";
-import { ask } from "../frame/dialog.js";
+import { OPERATE, WHY, ask, fill } from "../frame/dialog.js";
 import { Table } from "../frame/table.js";
 import { count } from "../frame/words.js";
 
@@ -19,6 +15,8 @@ const STATES = {
   dead: ["bad", "away"],
   failed: ["bad", "failed"],
 };
+/** In these there is a process, which may be replaced. */
+const RUNNING = new Set(["ready", "stalled", "paused"]);
 /** What becomes of an answer when its engine dies. */
 const EXACTNESS = {
   exact: "goes on bit for bit",
@@ -89,61 +87,72 @@ function State({ engine: { state, draining } }) {
   return html`<span class=${`state ${draining && tone === "good" ? "warn" : tone}`}>${draining ? `${word}, draining` : word}</span>`;
 }
 
-function Deeds({ admin, engine: { name, draining, isAlone } }) {
-  if (isAlone) return null;
-  const path = `/engines/${encodeURIComponent(name)}`;
-  const resume = () => admin.act((api) => api.post(`${path}/resume`), `${name} takes new answers.`);
-  const drain = () =>
-    ask(admin, {
-      title: `Drain ${name}`,
-      text: "It takes no new answers. Those that it has end there.",
-      check: "Have them go on at other engines at once",
-      deed: "Drain",
-      act: ({ isChecked: move }) => admin.act((api) => api.post(`${path}/drain`, { move }), `${name} is draining.`),
-    });
-  const remove = () =>
-    ask(admin, {
-      title: `Remove ${name}`,
-      text: "Its answers go on at other engines. Five seconds later its process ends, if it is ours.",
-      deed: "Remove",
-      danger: true,
-      act: () => admin.act((api) => api.delete(path), `${name} is being removed.`),
-    });
-  return html`${draining
-      ? html`<button type="button" class="plain small" aria-label=${`Undrain ${name}`} onClick=${resume}>Undrain</button>`
-      : html`<button type="button" class="plain small" aria-label=${`Drain ${name}`} onClick=${drain}>Drain …</button>`}
-    <button type="button" class="plain small danger" aria-label=${`Remove ${name}`} onClick=${remove}>Remove …</button>`;
+function Deeds({ admin, engine }) {
+  const { name, state, url, isAlone } = engine;
+  const canRestart = !url && RUNNING.has(state) && admin.may(OPERATE);
+  return html`${!isAlone && html`<${Draining} admin=${admin} engine=${engine} />`}
+    ${canRestart && html`<button type="button" class="plain small" aria-label=${`Restart ${name}`} onClick=${() => restart(admin, engine)}>Restart …</button>`}
+    ${!isAlone && html`<button type="button" class="plain small danger" aria-label=${`Remove ${name}`} onClick=${() => remove(admin, name)}>Remove …</button>`}`;
 }
 
-const add = (admin) => (admin.dialog.value = () => html`<${Add} admin=${admin} />`);
+/** One button, which keeps the focus. */
+function Draining({ admin, engine: { name, draining } }) {
+  const [word, dots, deed] = draining ? ["Undrain", "", resume] : ["Drain", " …", drain];
+  return html`<button type="button" class="plain small" aria-label=${`${word} ${name}`} onClick=${() => deed(admin, name)}>${word}${dots}</button>`;
+}
 
-function Add({ admin }) {
-  const entry = useSignal("");
-  const first = useRef(null);
-  useEffect(() => first.current.focus(), []);
-  const leave = () => (admin.dialog.value = null);
-  const submit = (event) => {
-    event.preventDefault();
-    const engine = entry.value.trim();
-    if (!engine) return;
-    leave();
-    admin.act((api) => api.post("/engines", { engine }), ({ name }) => `${name} is being made ready.`);
-  };
-  return html`<${Dialog} title="Add an engine" kind="ask" onClose=${leave}>
-    <form class="ask-form" onSubmit=${submit}>
-      <label class="field">
-        <span>As in <code>PARLEY_ENGINES</code></span>
-        <input ref=${first} required maxlength="1000" spellcheck="false" autocomplete="off" placeholder="native;name=third"
-          value=${entry.value} onInput=${(event) => (entry.value = event.target.value)} />
-      </label>
-      <p class="muted">
-        One of ours is <code>native</code>, others <code>vllm=https://gpu1:8000;weight=2</code> and so on. Who runs an
-        engine at an address reads what users write.
-      </p>
-      <div class="dialog-foot">
-        <button type="button" class="plain" onClick=${leave}>Cancel</button>
-        <button type="submit" class="primary" disabled=${!entry.value.trim()}>Add</button>
-      </div>
-    </form>
-  <//>`;
+const pathOf = (name) => `/engines/${encodeURIComponent(name)}`;
+
+function resume(admin, name) {
+  return admin.act((api) => api.post(`${pathOf(name)}/resume`), `${name} takes new answers.`);
+}
+
+function drain(admin, name) {
+  ask(admin, {
+    title: `Drain ${name}`,
+    text: "It takes no new answers. Those that it has end there.",
+    check: "Have them go on at other engines at once",
+    deed: "Drain",
+    act: ({ isChecked: move }) => admin.act((api) => api.post(`${pathOf(name)}/drain`, { move }), `${name} is draining.`),
+  });
+}
+
+function restart(admin, { name, model }) {
+  ask(admin, {
+    title: `Restart ${name}`,
+    text: "Its answers stand still until it is ready, then go on with the same text: seconds for a small model, minutes for a large one.",
+    reason: WHY,
+    deed: "Restart",
+    danger: true,
+    act: ({ reason }) => admin.act((api) => api.post(`${pathOf(name)}/restart`, { model, reason }), `${name} starts again.`),
+  });
+}
+
+function remove(admin, name) {
+  ask(admin, {
+    title: `Remove ${name}`,
+    text: "Its answers go on at other engines. Five seconds later its process ends, if it is ours.",
+    deed: "Remove",
+    danger: true,
+    act: () => admin.act((api) => api.delete(pathOf(name)), `${name} is being removed.`),
+  });
+}
+
+function add(admin) {
+  fill(admin, {
+    title: "Add an engine",
+    text: html`One of ours is <code>native</code>, others <code>vllm=https://gpu1:8000;weight=2</code> and so on. Who runs
+      an engine at an address reads what users write.`,
+    deed: "Add",
+    fields: [
+      {
+        name: "engine",
+        label: html`As in <code>PARLEY_ENGINES</code>`,
+        hint: "native;name=third",
+        isNeeded: true,
+        max: 1000,
+      },
+    ],
+    act: ({ engine }) => admin.act((api) => api.post("/engines", { engine }), ({ name }) => `${name} is being made ready.`),
+  });
 }

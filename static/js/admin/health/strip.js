@@ -38,6 +38,11 @@ class Health {
     });
   }
 
+  /** Whether the token that asks has this scope. */
+  may(scope) {
+    return this.told.value.value?.scopes.includes(scope) ?? false;
+  }
+
   readings() {
     return [this.told];
   }

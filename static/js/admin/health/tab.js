@@ -26,7 +26,7 @@ function ServerView({ admin, state }) {
       <${Read} reading=${state.engines}>
         ${({ engines }) => html`<${Engines} admin=${admin} engines=${engines} health=${told.value.value} />`}
       <//>
-      <${WorkersTable} workers=${workers.value} now=${admin.now.value} />
+      <${WorkersTable} admin=${admin} workers=${workers.value} now=${admin.now.value} />
       <${Read} reading=${state.models}>${({ models }) => html`<${Models} admin=${admin} models=${models} />`}<//>
     </main>
   </div>`;

@@ -5,13 +5,13 @@ import { computed } from "@preact/signals";
 import { html } from "../../widgets/html.js";
 import { People } from "../../widgets/icons.js";
 import { visibleName } from "../../widgets/visible.js";
-import { ask } from "../frame/dialog.js";
+import { ask, fill } from "../frame/dialog.js";
 import { Empty, Pager, Read } from "../frame/parts.js";
 import { Reading } from "../frame/reading.js";
 import { Table } from "../frame/table.js";
 import { count, date } from "../frame/words.js";
 import { Beside, Facts, quotaFields, quotaText } from "./drawer.js";
-import { fill, numberOf } from "./forms.js";
+import { numberOf } from "./forms.js";
 import { Paged } from "./paged.js";
 
 const EVERY_MS = 3000;
@@ -47,11 +47,11 @@ class Groups {
       text: "Its members share these quotas. What is empty has no limit.",
       deed: "Make",
       fields: [{ name: "name", label: "Name", isNeeded: true }, ...quotaFields({}, "no limit")],
-      act: async (values) => {
+      act: (values) => {
         const body = { name: values.name, quotas: quotasOf(values) };
-        const group = await this.admin.act((api) => api.post("/groups", body), "Made.");
-        if (group) this.show(group.id);
+        return this.admin.act((api) => api.post("/groups", body), "Made.");
       },
+      then: (group) => this.show(group.id),
     });
   }
 
@@ -72,9 +72,8 @@ class Groups {
       text: "Its members stay users, with their own quotas alone.",
       deed: "Remove",
       danger: true,
-      act: async () => {
-        if (await this.admin.act((api) => api.delete(pathOf(group)), "Removed.")) this.show(null);
-      },
+      act: () => this.admin.act((api) => api.delete(pathOf(group)), "Removed."),
+      then: () => this.show(null),
     });
   }
 

@@ -3,12 +3,11 @@
 import { html } from "../../widgets/html.js";
 import { Horn } from "../../widgets/icons.js";
 import { visibleName } from "../../widgets/visible.js";
-import { ask } from "../frame/dialog.js";
+import { ask, fill } from "../frame/dialog.js";
 import { Empty, Read } from "../frame/parts.js";
 import { Reading } from "../frame/reading.js";
 import { date } from "../frame/words.js";
 import { Facts } from "./drawer.js";
-import { fill } from "./forms.js";
 
 const LIVES = [
   ["900", "15 minutes"],

@@ -5,13 +5,13 @@ import { computed } from "@preact/signals";
 import { html } from "../../widgets/html.js";
 import { Person } from "../../widgets/icons.js";
 import { visibleName } from "../../widgets/visible.js";
-import { ask } from "../frame/dialog.js";
+import { TRANSCRIPTS, ask, fill } from "../frame/dialog.js";
 import { Empty, Pager, Read } from "../frame/parts.js";
 import { Reading } from "../frame/reading.js";
 import { Table } from "../frame/table.js";
 import { ago, count, date, size } from "../frame/words.js";
 import { Beside, Facts, quotaFields, quotaText } from "./drawer.js";
-import { fill, numberOf, showOnce } from "./forms.js";
+import { numberOf, showOnce } from "./forms.js";
 import { Paged } from "./paged.js";
 
 const EVERY_MS = 5000;
@@ -64,11 +64,12 @@ class Users {
         { name: "days", label: "Days until the token expires", kind: "number", hint: "never" },
         { name: "admin", label: "May be an admin", kind: "check" },
       ],
-      act: async ({ name, purpose, days, admin }) => {
+      act: ({ name, purpose, days, admin }) => {
         const roles = admin ? ["user", "admin"] : ["user"];
         const body = { name, purpose, roles, expires_in_s: secondsOf(days) };
-        const user = await this.admin.act((api) => api.post("/users", body), "Added.");
-        if (!user) return;
+        return this.admin.act((api) => api.post("/users", body), "Added.");
+      },
+      then: (user) => {
         this.show(user.id);
         showOnce(this.admin, { title: `The token of ${visibleName(user.name)}`, text: "Nobody can read it again.", secret: user.token });
       },
@@ -123,7 +124,7 @@ class Users {
         if (group === (user.group ?? "")) return;
         const put = (api) => api.put(`/groups/${group}/members/${user.id}`);
         const leave = (api) => api.delete(`/groups/${user.group}/members/${user.id}`);
-        this.admin.act(group ? put : leave, "Saved.");
+        return this.admin.act(group ? put : leave, "Saved.");
       },
     });
   }
@@ -140,16 +141,14 @@ class Users {
   }
 
   remove(user) {
-    ask(this.admin, {
+    fill(this.admin, {
       title: `Remove ${visibleName(user.name)}`,
       text: "Their chats, share links and tokens go with them. This cannot be undone.",
-      check: "Yes, remove everything of theirs",
       deed: "Remove",
       danger: true,
-      act: async ({ isChecked }) => {
-        if (!isChecked) return this.admin.say("Tick the box to remove a user.", { bad: true });
-        if (await this.admin.act((api) => api.delete(pathOf(user)), "Removed.")) this.show(null);
-      },
+      fields: [{ name: "isSure", label: "Yes, remove everything of theirs", kind: "check", isNeeded: true }],
+      act: () => this.admin.act((api) => api.delete(pathOf(user)), "Removed."),
+      then: () => this.show(null),
     });
   }
 
@@ -164,15 +163,16 @@ class Users {
         { name: "days", label: "Days until it expires", kind: "number", hint: "never" },
         ...scopes.map(([scope, meaning]) => ({ name: scope, label: `${scope}: ${meaning}`, kind: "check" })),
       ],
-      act: async (values) => {
+      act: (values) => {
         const body = {
           purpose: values.purpose,
           expires_in_s: secondsOf(values.days),
           scopes: scopes.map(([scope]) => scope).filter((scope) => values[scope]),
         };
-        const made = await this.admin.act((api) => api.post(`${pathOf(user)}/tokens`, body), "Made.");
-        if (made) showOnce(this.admin, { title: `A token of ${visibleName(user.name)}`, text: "Nobody can read it again.", secret: made.token });
+        return this.admin.act((api) => api.post(`${pathOf(user)}/tokens`, body), "Made.");
       },
+      then: (made) =>
+        showOnce(this.admin, { title: `A token of ${visibleName(user.name)}`, text: "Nobody can read it again.", secret: made.token }),
     });
   }
 
@@ -264,14 +264,14 @@ function Drawer({ admin, state }) {
       <button type="button" class="plain" onClick=${() => state.edit(user)}>Change …</button>
       <button type="button" class="plain" onClick=${() => state.limit(user)}>Quotas …</button>
       <button type="button" class="plain" onClick=${() => state.move(user)}>Group …</button>
-      <button type="button" class="plain" onClick=${() => state.invite(user)}>Invite …</button>
+      ${admin.may(TRANSCRIPTS) && html`<button type="button" class="plain" onClick=${() => state.invite(user)}>Invite …</button>`}
       <button type="button" class="plain" onClick=${() => state.disable(user)}>${user.disabled ? "Enable" : "Disable …"}</button>
       <button type="button" class="plain danger" onClick=${() => state.remove(user)}>Remove …</button>
     </div>
     <section>
       <h3>Tokens and browsers</h3>
       <${Tokens} state=${state} user=${user} />
-      <button type="button" class="plain" onClick=${() => state.addToken(user)}>Another token …</button>
+      ${admin.may(TRANSCRIPTS) && html`<button type="button" class="plain" onClick=${() => state.addToken(user)}>Another token …</button>`}
     </section>
   <//>`;
 }

@@ -6,6 +6,7 @@ import { endText, reasonText } from "../../connection/protocol.js";
 import { Scroll } from "../../transcript/scroll.js";
 import { html } from "../../widgets/html.js";
 import { Close } from "../../widgets/icons.js";
+import { TRANSCRIPTS } from "../frame/dialog.js";
 import { hashOf } from "../frame/place.js";
 import { count, duration, shortReplica } from "../frame/words.js";
 import { nameOf } from "./columns.js";
@@ -44,7 +45,7 @@ export function Drawer({ admin, state, id }) {
       <${Facts} state=${state} row=${row} viewers=${details.viewers} />
       <${Deeds} state=${state} row=${row} />
       <${Timelines} responses=${details.responses} />
-      <${Transcript} state=${state} />
+      ${admin.may(TRANSCRIPTS) && html`<${Transcript} state=${state} />`}
     </div>`}
   </aside>`;
 }

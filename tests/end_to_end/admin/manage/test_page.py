@@ -255,7 +255,8 @@ async def test_what_is_refused_is_said_in_words(
     await press(page, "Make a group …")
     await write(page, "Name", "x")
     await page.keyboard.press("Enter")
-    await expect(page.get_by_text("This needs the role admin")).to_be_visible()
+    problem = page.get_by_role("dialog").get_by_role("alert")
+    await expect(problem).to_contain_text("This needs the role admin")
     await page.unroute("**/v1/admin/groups")
 
 
