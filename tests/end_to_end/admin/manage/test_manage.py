@@ -205,30 +205,3 @@ async def says(admin: Http, replica: str, level: str) -> None:
             if level in [one["log_level"] for one in listed if one["id"] == replica]:
                 return
             await asyncio.sleep(0.05)  # it tells Redis, and nobody else
-
-
-async def test_how_workers_run_has_a_scope_of_its_own(two_workers: Server, admin: Http) -> None:
-    other = await new_user(admin, roles=["admin"], scopes=["admin", "admin:transcripts"])
-    async with Http(two_workers, other["token"]) as http:
-        for path in ("log-level", "restart"):
-            answer = await http.post(f"/v1/admin/replicas/nobody/{path}", {"level": "debug"})
-            assert code_of(answer) == (403, "forbidden")
-        assert (await http.get("/v1/admin/replicas")).status_code == 200
-
-
-async def test_without_the_right_nothing_is_managed(two_workers: Server, admin: Http) -> None:
-    user = await new_user(admin)
-    async with Http(two_workers, user["token"]) as http:
-        for method, path in (
-            ("GET", "audit"),
-            ("GET", "shares"),
-            ("DELETE", f"shares/ses_{'A' * 22}"),
-            ("GET", "users/local/storage"),
-            ("GET", "notice"),
-            ("PUT", "notice"),
-            ("DELETE", "notice"),
-            ("GET", "settings"),
-            ("GET", "busiest"),
-        ):
-            answer = await http.ask(method, f"/v1/admin/{path}", json={})
-            assert code_of(answer) == (403, "forbidden"), path

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.end_to_end.clients.http_client import Http, admin_token, code_of
-from tests.end_to_end.clients.operators import audit, new_user
+from tests.end_to_end.clients.operators import audit
 from tests.end_to_end.faults.test_standby import STANDBY, said
 from tests.end_to_end.site.harness import Client, Server
 from tests.end_to_end.site.recovery import is_stored, stored_text
@@ -78,17 +78,3 @@ async def test_the_standby_core_takes_the_place_of_one_that_is_restarted(
     async with Http(server, admin_token(server)) as admin:
         await answers_go_on_while_it_restarts(server, admin)
     assert "standby core takes over" in server.log(None)
-
-
-async def test_restarting_an_engine_needs_the_scope_for_it(
-    two_workers: Server, admin: Http
-) -> None:
-    engine = await engine_of(admin)
-    other = await new_user(admin, roles=["admin"], scopes=["admin", "admin:transcripts"])
-    async with Http(two_workers, other["token"]) as http:
-        answer = await http.post(f"/v1/admin/engines/{engine['name']}/restart")
-        assert code_of(answer) == (403, "forbidden")
-        assert (await http.get("/v1/admin/health")).json()["scopes"] == [
-            "admin",
-            "admin:transcripts",
-        ]
