@@ -40,7 +40,7 @@ function Rail({ admin }) {
   useEffect(() => {
     document.title = `${admin.tab.label} · Parley admin`;
     // On a phone the rail is a row that scrolls sideways.
-    rail.current.querySelector("[aria-current]")?.scrollIntoView({ block: "nearest", inline: "nearest" });
+    rail.current.querySelector("[aria-current]")?.scrollIntoView({ block: "nearest", inline: "center" });
   }, [here]);
   const groups = [...Map.groupBy(admin.tabs, ({ group }) => group ?? "")];
   return html`<nav class="rail" aria-label="Parts of the console" ref=${rail}>
