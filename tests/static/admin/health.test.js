@@ -88,6 +88,15 @@ test("what a worker said some seconds ago is not what its answers do now", () =>
   assert.equal(all.numHalted(HERE + 2000), 2);
 });
 
+test("as long as the page itself is late nobody is taken to be silent, and nobody's answers stand still", () => {
+  const told = { now: THERE, replicas: [worker(1)], missing: [] };
+  const late = new Workers(told, HERE, HERE + 1000);
+  assert.equal(late.age(worker(1), HERE + 9000), 1500);
+  assert.equal(late.numHalted(HERE + 9000), 0);
+  const silent = { ...told, replicas: [worker(1, { seen_at: THERE - 2000 })] };
+  assert.equal(new Workers(silent, HERE, HERE + 1000).numHalted(HERE + 500), 2); // the server has said so
+});
+
 test("an engine that has said nothing for a while is silent, whatever its worker thinks of it", () => {
   const one = worker(1, { engine_heard_ms: 2500 });
   const all = workers([one, worker(2, { engine_heard_ms: 0 })]); // the second one says nothing unasked

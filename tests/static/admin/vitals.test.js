@@ -37,6 +37,11 @@ test("every part is red when nothing was told for a while", () => {
   assert.deepEqual(tones, ["bad", "bad", "bad", "bad"]);
 });
 
+test("nothing is red because the page itself asks late", () => {
+  const tones = vitalsOf(TOLD, new Workers(TOLD, AT, AT + 1000), AT, AT + 9000).map(({ tone }) => tone);
+  assert.deepEqual(tones, ["good", "good", "good", "good"]);
+});
+
 test("a Redis that is frozen is silent before it is known to be away", () => {
   const frozen = { ...TOLD.redis, heard_ms: 2600 };
   assert.equal(said(vitals({ redis: frozen }))[0], "Redis: bad, silent for 2 s");

@@ -4,6 +4,7 @@
  */
 
 export const READ_MS = 4000;
+const LATE_MS = 250; // what a timer is late, this page was held up
 const DEED_MS = 15_000; // the server itself waits some seconds for an answer's end
 
 /** No answer came in time, or none that could be read. */
@@ -16,6 +17,11 @@ export class Refused extends Error {
     this.status = status;
     this.code = error.code ?? "";
     this.param = error.param ?? "";
+  }
+
+  /** Whether the same question would be refused again. */
+  get isFinal() {
+    return this.status >= 400 && this.status < 500 && ![401, 408, 425, 429].includes(this.status);
   }
 }
 
@@ -62,7 +68,11 @@ export class AdminApi {
 
   async #ask(method, path, limitMs, body) {
     const patience = new AbortController();
-    const timer = setTimeout(() => patience.abort(), limitMs);
+    const abort = () => patience.abort();
+    const due = performance.now() + limitMs;
+    // Whoever was held up hears of the time before the answer, which may be there.
+    const end = () => (performance.now() - due > LATE_MS ? (timer = setTimeout(abort, LATE_MS)) : abort());
+    let timer = setTimeout(end, limitMs);
     try {
       return await this.#exchange(method, path, body, patience.signal);
     } catch (error) {

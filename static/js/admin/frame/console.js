@@ -17,6 +17,7 @@ import { sentence } from "./words.js";
 const TOKEN = "parley.admin-token";
 const STRIP_MS = 500;
 const TICK_MS = 250; // ages are counted, and what is stale turns red, so often
+const LATE_MS = 500; // then this page was held up itself
 const NOTICE_MS = 4000;
 const BAD_NOTICE_MS = 10_000;
 
@@ -47,10 +48,12 @@ export class Console {
     const moments = this.#steady.map(({ at }) => at.value).filter((at) => at !== null);
     return moments.length ? Math.min(...moments) : null;
   });
-  /** Why the last try to read failed; null when it did not. */
-  lost = computed(() => this.readings.value.map(({ error }) => error.value).find(Boolean) ?? null);
+  /** Why the last try to read failed; null when it did not. What was refused is said where it would be shown. */
+  lost = computed(() => this.readings.value.find((reading) => reading.error.value && !reading.isRefused)?.error.value ?? null);
   isStale = computed(() => this.#steady.some((reading) => reading.isStale(this.now.value)));
   #strip;
+  #tickedAt = 0;
+  #wasLate = false;
   #tab = computed(() => this.tabs.find(({ id }) => id === this.route.place.value.tab));
   #states = new Map();
   #lanes = [
@@ -77,8 +80,13 @@ export class Console {
     this.route.place.subscribe(() => this.refresh());
   }
 
+  /** A late tick counts at the next one: answers that came meanwhile may wait behind it. */
   #tick() {
-    if (this.api.value && document.visibilityState === "visible") this.now.value = Date.now();
+    const before = this.#tickedAt;
+    this.#tickedAt = performance.now();
+    if (!this.api.value || document.visibilityState !== "visible") return;
+    this.#wasLate = !this.#wasLate && this.#tickedAt - before > LATE_MS;
+    if (!this.#wasLate) this.now.value = Date.now();
   }
 
   // ---- who ----

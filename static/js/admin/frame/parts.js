@@ -1,9 +1,10 @@
 /** What several tabs are made of. */
 
-import { useEffect } from "preact/hooks";
+import { useEffect, useRef } from "preact/hooks";
 import { useSignal } from "@preact/signals";
 
 import { html } from "../../widgets/html.js";
+import { Close } from "../../widgets/icons.js";
 import { Refused } from "./api.js";
 import { momentAndAge, clock, sentence } from "./words.js";
 
@@ -72,4 +73,36 @@ export function Pager({ number, hasMore, onNewer, onOlder }) {
     <span>Page ${number}</span>
     <button type="button" class="plain" disabled=${!hasMore} onClick=${onOlder}>Older</button>
   </nav>`;
+}
+
+/**
+ * What is open beside a list: a heading that takes the focus. Esc closes it and gives the focus back.
+ * @param {{admin: object, title: string, onClose: () => void, children: any}} given
+ */
+export function Beside({ admin, title, onClose, children }) {
+  const heading = useRef(null);
+  useEffect(() => {
+    const before = document.activeElement;
+    heading.current?.focus();
+    const onKeyDown = (event) => event.key === "Escape" && !admin.dialog.value && onClose();
+    addEventListener("keydown", onKeyDown);
+    return () => {
+      removeEventListener("keydown", onKeyDown);
+      if (before?.isConnected) before.focus(); // where the keyboard was
+    };
+  }, []);
+  return html`<aside class="drawer" aria-labelledby="drawer-title">
+    <header class="drawer-top">
+      <h2 id="drawer-title" tabindex="-1" ref=${heading}>${title}</h2>
+      <button type="button" class="quiet" aria-label="Close" onClick=${onClose}><${Close} /></button>
+    </header>
+    <div class="drawer-body">${children}</div>
+  </aside>`;
+}
+
+/** The same until `reading` has brought what is open; no component, so that the keyboard stays where it is then. */
+export function besideUnread(admin, reading, onClose) {
+  return html`<${Beside} admin=${admin} title=${reading.error.value ? "Not to be read" : "Loading …"} onClose=${onClose}>
+    ${reading.error.value && html`<${Read} reading=${reading}>${() => null}<//>`}
+  <//>`;
 }

@@ -5,7 +5,7 @@ import { signal } from "@preact/signals";
 import { Refused, Silent } from "./api.js";
 
 export const ROUND_MS = 1000;
-export const SLACK_MS = 1400; // beside its interval; what is older than both is not of now
+const OWED_MS = 1400; // as long as the server may think
 
 export class Reading {
   /** The last answer; null before there is one. */
@@ -16,6 +16,7 @@ export class Reading {
   error = signal(null);
   everyMs;
   #ask;
+  #askedAt = null; // as long as the server owes an answer
   #triedAt = -Infinity;
   #version = 0;
 
@@ -28,19 +29,29 @@ export class Reading {
     this.everyMs = everyMs;
   }
 
-  get isDue() {
-    return performance.now() - this.#triedAt >= this.everyMs;
+  /** Whether the first answer was that there is none to this question. */
+  get isRefused() {
+    const error = this.error.value;
+    return this.value.value === null && error instanceof Refused && error.isFinal;
   }
 
-  /** Whether what is shown is not of now. */
+  get isDue() {
+    return !this.isRefused && performance.now() - this.#triedAt >= this.everyMs;
+  }
+
+  /**
+   * Whether what is shown is not of now: the last try failed, or the server owes an answer. That this page asks late,
+   * because it was held up itself, says nothing of the server.
+   */
   isStale(now) {
-    const oldestMs = Math.max(this.everyMs, ROUND_MS) + SLACK_MS;
-    return this.at.value !== null && (this.error.value !== null || now - this.at.value > oldestMs);
+    const isOwed = this.#askedAt !== null && now - this.#askedAt > OWED_MS;
+    return this.at.value !== null && (this.error.value !== null || isOwed);
   }
 
   /** Ask again at the next opportunity. */
   hurry() {
     this.#triedAt = -Infinity;
+    if (this.isRefused) this.error.value = null;
   }
 
   /** It is another question now: what is known, or under way, answers the one before. */
@@ -53,7 +64,7 @@ export class Reading {
   /** Never raises but for a token that is not taken any more: what failed is in `error`. */
   async read(api) {
     const version = this.#version;
-    const at = Date.now();
+    const at = (this.#askedAt = Date.now());
     this.#triedAt = performance.now(); // a clock that is set does not matter here
     try {
       const value = await this.#ask(api);
@@ -64,6 +75,8 @@ export class Reading {
     } catch (error) {
       if (error instanceof Refused && error.status === 401) throw error;
       if (version === this.#version) this.error.value = error;
+    } finally {
+      this.#askedAt = null;
     }
   }
 }
@@ -122,5 +135,38 @@ export class Lane {
       }
       if (next.error.value instanceof Silent) return; // the others would wait as long
     }
+  }
+}
+
+/**
+ * What is open, read. When it is gone, or never was, nothing is open any more, and that is said.
+ * @param {import("./console.js").Console} admin
+ * @param {object} opened
+ * @param {import("@preact/signals").ReadonlySignal<string | null>} opened.openId
+ * @param {(id: string) => Promise<any>} opened.read @param {string} opened.gone what to say
+ */
+export async function readOpen(admin, { openId, read, gone }) {
+  const id = openId.peek();
+  try {
+    return await read(encodeURIComponent(id));
+  } catch (error) {
+    if (!(error instanceof Refused) || error.status !== 404) throw error;
+    if (openId.peek() === id) {
+      admin.route.set({ open: null });
+      admin.say(gone);
+    }
+    return null;
+  }
+}
+
+/** A page of a list. Where the address names one that is none, it leads to the first. @param {() => Promise<any>} read */
+export async function readPage(admin, read) {
+  try {
+    return await read();
+  } catch (error) {
+    if (!(error instanceof Refused) || error.param !== "cursor") throw error;
+    admin.route.set({ after: null }); // another question: what is returned here is not shown
+    admin.say("There is no such page: this is the first one.");
+    return null;
   }
 }

@@ -1,5 +1,7 @@
 /** How the console says moments, spans, sizes and the names of workers. */
 
+import { visibleName } from "../../widgets/visible.js";
+
 /** host-pid-random: the process distinguishes the workers of one host. */
 export function shortReplica(replica) {
   const parts = replica.split("-");
@@ -47,6 +49,15 @@ export function size(bytes) {
 
 const NUMBERS = new Intl.NumberFormat("en");
 export const count = (number) => NUMBERS.format(number);
+
+/** What draws nothing although it is no white space: an empty pattern of Braille, and what joins or varies letters. */
+const BLANK = /^[\s\u2800\u034f\ufe00-\ufe0f]*$/;
+
+/** A chat's title as text that somebody can see, and press. @param {string | null} title null: not for this admin */
+export function titleText(title) {
+  if (title === null) return "Title hidden";
+  return BLANK.test(title) ? "Untitled" : visibleName(title);
+}
 
 /** A sentence of what a server or a browser said. */
 export function sentence(text) {

@@ -14,8 +14,12 @@ export class Workers {
   static NONE = new Workers({ now: 0, replicas: [], missing: [] }, 0);
   #missing;
 
-  /** @param {{now: number, replicas: object[], missing: object[]}} told @param {number} toldAt */
-  constructor({ now, replicas, missing }, toldAt) {
+  /**
+   * @param {{now: number, replicas: object[], missing: object[]}} told @param {number} toldAt
+   * @param {number} [until] nobody is taken to be silent after that: the page has not asked since, or is about to hear
+   */
+  constructor({ now, replicas, missing }, toldAt, until = Infinity) {
+    this.moment = (now) => Math.min(now, until);
     this.present = replicas;
     this.missing = missing;
     this.here = (moment) => moment - now + toldAt;
@@ -24,7 +28,7 @@ export class Workers {
 
   /** Since a worker's last report. */
   age(worker, now) {
-    return Math.max(0, now - this.here(worker.seen_at));
+    return Math.max(0, this.moment(now) - this.here(worker.seen_at));
   }
 
   /** "ok", what the worker says, or "silent". Engines that say nothing unasked have no `engine_heard_ms`. */

@@ -9,6 +9,7 @@ import { Workers, lossTrouble } from "./rules.js";
 import { vitalsOf } from "./vitals.js";
 
 const EVERY_MS = 500;
+const REACH_MS = 1000; // what was told is taken to go on so long
 const LIMIT_MS = 1500; // the server itself waits less for its parts
 
 class Health {
@@ -16,11 +17,13 @@ class Health {
   /** What workers said of themselves. */
   workers = computed(() => {
     const told = this.told.value.value;
-    return told ? new Workers(told, this.told.at.value - told.roll_age_ms) : Workers.NONE;
+    const until = this.isStale.value ? Infinity : this.told.at.value + REACH_MS;
+    return told ? new Workers(told, this.told.at.value - told.roll_age_ms, until) : Workers.NONE;
   });
 
   /** @param {import("../frame/console.js").Console} admin */
   constructor(admin) {
+    this.isStale = computed(() => this.told.isStale(admin.now.value));
     const halted = computed(() => this.workers.value.halted(admin.now.value).join("\n")); // of most moments the same
     const running = computed(() => {
       const names = new Set(halted.value.split("\n"));
@@ -51,9 +54,8 @@ class Health {
 export const STRIP = { open: (admin) => new Health(admin), View: Strip };
 
 function Strip({ admin, state }) {
-  const isStale = state.told.isStale(admin.now.value);
   return html`<section class="strip" aria-label="Health">
-    <ul class=${isStale ? "vitals old" : "vitals"}>
+    <ul class=${state.isStale.value ? "vitals old" : "vitals"}>
       ${state.vitals.value.map(
         ({ key, label, tone, word }) => html`<li key=${key} class=${`vital ${tone}`}>
           <span class="label">${label}</span> <span class="word">${word}</span>

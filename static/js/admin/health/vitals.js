@@ -29,7 +29,7 @@ const ENGINE_WORDS = {
  */
 export function vitalsOf(told, workers, toldAt, now) {
   if (!told) return [];
-  const since = Math.max(0, now - toldAt);
+  const since = Math.max(0, workers.moment(now) - toldAt);
   return [
     redisVital(told.redis, since, now),
     ...few("engines", told.engines.map((engine) => engineVital(engine, told.engines, since))),

@@ -6,11 +6,11 @@ import { html } from "../../widgets/html.js";
 import { People } from "../../widgets/icons.js";
 import { visibleName } from "../../widgets/visible.js";
 import { ask, fill } from "../frame/dialog.js";
-import { Empty, Pager, Read } from "../frame/parts.js";
-import { Reading } from "../frame/reading.js";
+import { Beside, Empty, Pager, Read, besideUnread } from "../frame/parts.js";
+import { Reading, readOpen } from "../frame/reading.js";
 import { Table } from "../frame/table.js";
 import { count, date } from "../frame/words.js";
-import { Beside, Facts, quotaFields, quotaText } from "./drawer.js";
+import { Facts, quotaFields, quotaText } from "./drawer.js";
 import { numberOf } from "./forms.js";
 import { Paged } from "./paged.js";
 
@@ -31,10 +31,12 @@ class Groups {
     return this.openId.value === null ? [this.paged.list] : [this.paged.list, this.details];
   }
 
-  async #readDetails(api) {
-    const path = `/groups/${encodeURIComponent(this.openId.value)}`;
-    const group = await api.get(path);
-    return { group, members: await api.get(`${path}/members`, { limit: 200 }) };
+  #readDetails(api) {
+    const read = async (id) => ({
+      group: await api.get(`/groups/${id}`),
+      members: await api.get(`/groups/${id}/members`, { limit: 200 }),
+    });
+    return readOpen(this.admin, { openId: this.openId, read, gone: "There is no such group." });
   }
 
   show(id) {
@@ -104,7 +106,7 @@ function GroupsView({ admin, state }) {
         ${({ groups }) =>
           groups.length === 0
             ? html`<${Empty}>No groups yet. The members of a group share quotas.<//>`
-            : html`<${Table} label="Groups" columns=${columnsOf(state)} rows=${groups} keyOf=${({ id }) => id}
+            : html`<${Table} label="Groups" kind="of-groups" columns=${columnsOf(state)} rows=${groups} keyOf=${({ id }) => id}
                 onOpen=${({ id }) => state.show(id)} openKey=${openId} />`}
       <//>
       <${Pager} number=${paged.pageNumber} hasMore=${Boolean(paged.list.value.value?.next_cursor)}
@@ -134,7 +136,7 @@ function columnsOf(state) {
 function Drawer({ admin, state }) {
   const read = state.details.value.value;
   const close = () => state.show(null);
-  if (!read) return html`<${Beside} admin=${admin} title="Loading …" onClose=${close}><${Read} reading=${state.details}>${() => null}<//><//>`;
+  if (!read) return besideUnread(admin, state.details, close);
   const { group, members } = read;
   return html`<${Beside} admin=${admin} title=${visibleName(group.name)} onClose=${close}>
     <${Facts} facts=${[

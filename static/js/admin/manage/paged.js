@@ -1,6 +1,6 @@
 /** A list that the server gives in pages: which page, and what it is filtered by, stand in the address. */
 
-import { Reading } from "../frame/reading.js";
+import { Reading, readPage } from "../frame/reading.js";
 
 const PAGE = 50;
 const EVERY_MS = 5000;
@@ -24,7 +24,7 @@ export class Paged {
       const { params } = admin.route;
       return { limit: PAGE, cursor: params.after, ...Object.fromEntries(filters.map((name) => [name, params[name]])) };
     };
-    this.list = new Reading((api) => api.get(path, query()), { everyMs: EVERY_MS });
+    this.list = new Reading((api) => readPage(admin, () => api.get(path, query())), { everyMs: EVERY_MS });
     admin.route.place.subscribe((place) => {
       const asked = ["after", ...filters].map((name) => place.params[name] ?? "").join("\n");
       if (place.tab !== tab || asked === this.#asked) return;

@@ -6,7 +6,7 @@ import { visibleName } from "../../widgets/visible.js";
 import { ask } from "../frame/dialog.js";
 import { Empty, Pager, Read } from "../frame/parts.js";
 import { Table } from "../frame/table.js";
-import { date } from "../frame/words.js";
+import { date, titleText } from "../frame/words.js";
 import { Paged } from "./paged.js";
 
 class Shares {
@@ -37,7 +37,7 @@ function SharesView({ state }) {
   const { paged } = state;
   const columns = [
     { id: "user", label: "User", cell: ({ user }) => visibleName(user.name ?? user.id) },
-    { id: "title", label: "Chat", cell: ({ title, session_id: id }) => (title === null ? html`<code>${id}</code>` : visibleName(title) || "Untitled") },
+    { id: "title", label: "Chat", cell: ({ title, session_id: id }) => (title === null ? html`<code>${id}</code>` : titleText(title)) },
     { id: "at", label: "Shared", cell: ({ shared_at: at }) => date(at) },
     {
       id: "deed",

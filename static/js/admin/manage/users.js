@@ -6,11 +6,11 @@ import { html } from "../../widgets/html.js";
 import { Person } from "../../widgets/icons.js";
 import { visibleName } from "../../widgets/visible.js";
 import { TRANSCRIPTS, ask, fill } from "../frame/dialog.js";
-import { Empty, Pager, Read } from "../frame/parts.js";
-import { Reading } from "../frame/reading.js";
+import { Beside, Empty, Pager, Read, besideUnread } from "../frame/parts.js";
+import { Reading, readOpen } from "../frame/reading.js";
 import { Table } from "../frame/table.js";
 import { ago, count, date, size } from "../frame/words.js";
-import { Beside, Facts, quotaFields, quotaText } from "./drawer.js";
+import { Facts, quotaFields, quotaText } from "./drawer.js";
 import { numberOf, showOnce } from "./forms.js";
 import { Paged } from "./paged.js";
 
@@ -37,10 +37,9 @@ class Users {
     return this.openId.value === null ? [this.paged.list, this.groups] : [this.paged.list, this.groups, this.details];
   }
 
-  async #readDetails(api) {
-    const path = `/users/${encodeURIComponent(this.openId.value)}`;
-    const user = await api.get(path);
-    return { user, stored: await api.get(`${path}/storage`) };
+  #readDetails(api) {
+    const read = async (id) => ({ user: await api.get(`/users/${id}`), stored: await api.get(`/users/${id}/storage`) });
+    return readOpen(this.admin, { openId: this.openId, read, gone: "There is no such user." });
   }
 
   show(id) {
@@ -186,7 +185,7 @@ class Users {
   revoke(user, token) {
     ask(this.admin, {
       title: "Revoke this token",
-      text: `${visibleName(token.purpose || token.kind)}: its connections are closed.`,
+      text: `${tokenName(token)}: its connections are closed.`,
       deed: "Revoke",
       danger: true,
       act: () => this.admin.act((api) => api.delete(`${pathOf(user)}/tokens/${token.id}`), "Revoked."),
@@ -216,7 +215,7 @@ function UsersView({ admin, state }) {
         ${({ users }) =>
           users.length === 0
             ? html`<${Empty}>No users yet, beside those that are built in.<//>`
-            : html`<${Table} label="Users" columns=${columnsOf(admin, state)} rows=${users} keyOf=${({ id }) => id}
+            : html`<${Table} label="Users" kind="of-users" columns=${columnsOf(admin, state)} rows=${users} keyOf=${({ id }) => id}
                 onOpen=${({ id }) => state.show(id)} openKey=${openId} />`}
       <//>
       <${Pager} number=${paged.pageNumber} hasMore=${Boolean(paged.list.value.value?.next_cursor)}
@@ -248,7 +247,7 @@ function Standing({ disabled }) {
 function Drawer({ admin, state }) {
   const read = state.details.value.value;
   const close = () => state.show(null);
-  if (!read) return html`<${Beside} admin=${admin} title="Loading …" onClose=${close}><${Read} reading=${state.details}>${() => null}<//><//>`;
+  if (!read) return besideUnread(admin, state.details, close);
   const { user, stored } = read;
   return html`<${Beside} admin=${admin} title=${visibleName(user.name)} onClose=${close}>
     <${Facts} facts=${[
@@ -278,16 +277,15 @@ function Drawer({ admin, state }) {
 
 function Tokens({ state, user }) {
   if (user.tokens.length === 0) return html`<p class="muted">None: this user cannot come in.</p>`;
-  const columns = [
-    { id: "purpose", label: "What for", cell: ({ purpose, kind }) => visibleName(purpose) || (kind === "cookie" ? "a browser" : null) },
-    { id: "scopes", label: "Scopes", cell: ({ scopes }) => scopes.join(", ") || null },
-    { id: "expires", label: "Expires", cell: ({ expires_at: at }) => (at ? date(at) : "never") },
-    {
-      id: "deed",
-      label: "Revoke",
-      isDeed: true,
-      cell: (token) => html`<button type="button" class="plain small danger" onClick=${() => state.revoke(user, token)}>Revoke …</button>`,
-    },
-  ];
-  return html`<${Table} label="Tokens and browsers" columns=${columns} rows=${user.tokens} keyOf=${({ id }) => id} />`;
+  const about = ({ scopes, expires_at: at }) => [scopes.join(", "), at ? `expires ${date(at)}` : "never expires"].filter(Boolean).join(" · ");
+  return html`<ul class="members">
+    ${user.tokens.map(
+      (token) => html`<li key=${token.id}>
+        <span>${tokenName(token)} <small>${about(token)}</small></span>
+        <button type="button" class="plain small danger" onClick=${() => state.revoke(user, token)}>Revoke …</button>
+      </li>`,
+    )}
+  </ul>`;
 }
+
+const tokenName = ({ purpose, kind }) => visibleName(purpose) || (kind === "cookie" ? "A browser" : "A token");

@@ -5,8 +5,9 @@ import { useEffect, useRef } from "preact/hooks";
 import { endText, reasonText } from "../../connection/protocol.js";
 import { Scroll } from "../../transcript/scroll.js";
 import { html } from "../../widgets/html.js";
-import { Close } from "../../widgets/icons.js";
+import { visibleName } from "../../widgets/visible.js";
 import { TRANSCRIPTS } from "../frame/dialog.js";
+import { Beside, besideUnread } from "../frame/parts.js";
 import { hashOf } from "../frame/place.js";
 import { count, duration, shortReplica } from "../frame/words.js";
 import { nameOf } from "./columns.js";
@@ -21,33 +22,17 @@ const MOMENTS = [
   ["done_at", "done"],
 ];
 
-export function Drawer({ admin, state, id }) {
+export function Drawer({ admin, state }) {
   const details = state.details.value.value;
-  const heading = useRef(null);
-  useEffect(() => {
-    const before = document.activeElement;
-    heading.current?.focus();
-    const onKeyDown = (event) => event.key === "Escape" && !admin.dialog.value && state.show(null);
-    addEventListener("keydown", onKeyDown);
-    return () => {
-      removeEventListener("keydown", onKeyDown);
-      if (before?.isConnected) before.focus(); // where the keyboard was
-    };
-  }, []);
-  const row = details?.session;
-  return html`<aside class="drawer" aria-labelledby="drawer-title">
-    <header class="drawer-top">
-      <h2 id="drawer-title" tabindex="-1" ref=${heading}>${row ? titleOf(row) : "Loading …"}</h2>
-      <button type="button" class="quiet" aria-label="Close" onClick=${() => state.show(null)}><${Close} /></button>
-    </header>
-    ${row &&
-    html`<div class="drawer-body">
-      <${Facts} state=${state} row=${row} viewers=${details.viewers} />
-      <${Deeds} state=${state} row=${row} />
-      <${Timelines} responses=${details.responses} />
-      ${admin.may(TRANSCRIPTS) && html`<${Transcript} state=${state} />`}
-    </div>`}
-  </aside>`;
+  const close = () => state.show(null);
+  if (!details) return besideUnread(admin, state.details, close);
+  const row = details.session;
+  return html`<${Beside} admin=${admin} title=${titleOf(row)} onClose=${close}>
+    <${Facts} state=${state} row=${row} viewers=${details.viewers} />
+    <${Deeds} state=${state} row=${row} />
+    <${Timelines} responses=${details.responses} />
+    ${admin.may(TRANSCRIPTS) && html`<${Transcript} state=${state} />`}
+  <//>`;
 }
 
 function Facts({ state, row, viewers }) {
@@ -57,7 +42,7 @@ function Facts({ state, row, viewers }) {
     ["State", html`<${State} state=${state} row=${row} />`],
     ["Viewers", where.join(", ") || "none"],
     ["Messages", `${row.message_count}, ${count(row.usage.output_tokens)} tokens answered`],
-    row.locked && ["Locked", row.locked],
+    row.locked && ["Locked", visibleName(row.locked)],
     ["Session", html`<code>${row.id}</code>`],
   ].filter(Boolean);
   return html`<dl class="facts">

@@ -1,6 +1,7 @@
 /** The list of sessions with its filters, and beside it the session that is open. */
 
 import { html } from "../../widgets/html.js";
+import { visibleName } from "../../widgets/visible.js";
 import { inOrder } from "../frame/order.js";
 import { Choice, Empty, FilterText, Pager, Read, Segments } from "../frame/parts.js";
 import { Table } from "../frame/table.js";
@@ -22,7 +23,7 @@ export function SessionsView({ admin, state }) {
       <${Pager} number=${state.pageNumber} hasMore=${Boolean(state.list.value.value?.next_cursor)}
         onNewer=${() => state.newer()} onOlder=${() => state.older()} />
     </main>
-    ${openId && html`<${Drawer} key=${openId} admin=${admin} state=${state} id=${openId} />`}
+    ${openId && html`<${Drawer} key=${openId} admin=${admin} state=${state} />`}
   </div>`;
 }
 
@@ -58,7 +59,7 @@ function Found({ admin, state, found }) {
   const clear = html`<button type="button" class="plain small" onClick=${() => state.filter({ q: null, by: null, user: null })}>Clear</button>`;
   if (user) {
     const name = found.sessions.find((row) => row.user.id === user)?.user.name ?? user;
-    return html`<p class="found">Sessions of <b>${name}</b> ${clear}</p>`;
+    return html`<p class="found">Sessions of <b>${visibleName(name)}</b> ${clear}</p>`;
   }
   if (found.isByTitle) {
     const examined = found.next_cursor && found.sessions.length ? `, among ${count(found.examined)} chats` : "";
@@ -67,7 +68,7 @@ function Found({ admin, state, found }) {
   const titles = html`<button type="button" class="plain small" onClick=${() => state.filter({ by: "title" })}>Look in titles</button>`;
   if (!found.users?.length) return html`<p class="found">${found.sessions.length ? "By its id" : html`Nobody, and no id, for <q>${q}</q>`} ${clear}</p>`;
   const [first, ...others] = found.users;
-  const who = others.length ? html`${count(found.users.length)} users with <q>${q}</q> in their names` : html`<b>${first.name}</b>`;
+  const who = others.length ? html`${count(found.users.length)} users with <q>${q}</q> in their names` : html`<b>${visibleName(first.name)}</b>`;
   return html`<p class="found">Sessions of ${who} ${titles} ${clear}</p>`;
 }
 

@@ -1,6 +1,7 @@
 /** What the list and the drawer share. */
 
 import { html } from "../../widgets/html.js";
+import { titleText } from "../frame/words.js";
 
 export const STATES = {
   in_progress: "answering",
@@ -17,7 +18,4 @@ export function State({ state: sessions, row }) {
   </span>`;
 }
 
-export function titleOf(row) {
-  if (row.title === null) return "Title hidden";
-  return row.title || "Untitled";
-}
+export const titleOf = ({ title }) => titleText(title);

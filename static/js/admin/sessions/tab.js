@@ -8,7 +8,7 @@ import { computed, signal } from "@preact/signals";
 import { Chats } from "../../widgets/icons.js";
 import { Refused } from "../frame/api.js";
 import { ask } from "../frame/dialog.js";
-import { ROUND_MS, Reading } from "../frame/reading.js";
+import { ROUND_MS, Reading, readOpen, readPage } from "../frame/reading.js";
 import { LIVE_ORDERS, OTHER_ORDERS } from "./columns.js";
 import { SessionsView } from "./list.js";
 import { Watch } from "./watch.js";
@@ -18,7 +18,7 @@ const FILTERS = ["q", "by", "show", "user", "model", "worker", "after"]; // each
 const FOUND_MS = 3000; // what was looked for is read again less often: titles have no index
 
 class Sessions {
-  list = new Reading((api) => this.#readList(api));
+  list = new Reading((api) => readPage(this.admin, () => this.#readList(api)));
   details = new Reading((api) => this.#readDetails(api));
   /** @type {import("@preact/signals").Signal<Watch | null>} the conversation of the open session, if it is watched */
   watch = signal(null);
@@ -174,18 +174,9 @@ class Sessions {
     this.details.renew();
   }
 
-  async #readDetails(api) {
-    const id = this.openId.value;
-    try {
-      return await api.get(`/sessions/${encodeURIComponent(id)}`);
-    } catch (error) {
-      if (!(error instanceof Refused) || error.status !== 404) throw error;
-      if (this.openId.value === id) {
-        this.admin.route.set({ open: null });
-        this.admin.say("That chat was deleted.");
-      }
-      return null;
-    }
+  #readDetails(api) {
+    const read = (id) => api.get(`/sessions/${id}`);
+    return readOpen(this.admin, { openId: this.openId, read, gone: "There is no such chat." });
   }
 
   // ---- deeds ----
