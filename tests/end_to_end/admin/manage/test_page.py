@@ -33,7 +33,7 @@ async def page(browser: Browser, two_workers: Server) -> AsyncIterator[Page]:
 
 def is_complaint(message: ConsoleMessage) -> bool:
     """A refusal is no fault of the page."""
-    return message.type == "error" and "403 (Forbidden)" not in message.text
+    return message.type == "error" and "responded with a status of 4" not in message.text
 
 
 async def shot(page: Page, name: str) -> None:
