@@ -15,6 +15,7 @@ from tests.end_to_end.browser.test_browser import browser as browser  # the fixt
 from tests.end_to_end.browser.test_browser import pytestmark as pytestmark
 from tests.end_to_end.looks.admin_states import ADMIN_STATES
 from tests.end_to_end.looks.chat_states import CHAT_STATES
+from tests.end_to_end.looks.manage.states import MANAGE_STATES
 from tests.end_to_end.looks.pictures import (
     MAX_DIFFERENT,
     compressed,
@@ -27,7 +28,7 @@ from tests.end_to_end.looks.stage import staged
 from tests.end_to_end.looks.tool_states import TOOL_STATES
 from tests.end_to_end.site.harness import Server
 
-STATES = CHAT_STATES | TOOL_STATES | ADMIN_STATES
+STATES = CHAT_STATES | TOOL_STATES | ADMIN_STATES | MANAGE_STATES
 LOOKS = [
     look.strip()
     for look in """
@@ -51,7 +52,19 @@ LOOKS = [
     thought dark wide, thought light phone, call-written light phone, calls light wide,
     calls dark wide, calls dark phone, consent light wide, consent dark wide, consent light phone,
     consent dark phone, outcomes dark wide, outcomes light phone, chat-tools light wide,
-    chat-tools dark phone
+    chat-tools dark phone, admin-users light wide, admin-users dark phone, admin-user light wide,
+    admin-user dark phone, admin-groups light wide, admin-groups dark phone, admin-group light wide,
+    admin-group dark phone, admin-audit light wide, admin-audit dark phone,
+    admin-share-links light wide, admin-share-links dark phone, admin-notice light wide,
+    admin-notice dark phone, admin-settings light wide, admin-settings dark phone,
+    admin-user-refused light wide, admin-user-refused dark phone, hostile-users dark wide,
+    hostile-users light phone, hostile-user dark wide, hostile-user light phone,
+    hostile-groups dark wide, hostile-groups light phone, hostile-group dark wide,
+    hostile-group light phone, hostile-audit dark wide, hostile-audit light phone,
+    hostile-share-links dark wide, hostile-share-links light phone, hostile-notice dark wide,
+    hostile-notice light phone, hostile-settings dark wide, hostile-settings light phone,
+    hostile-sessions dark wide, hostile-sessions light phone, hostile-session dark wide,
+    hostile-session light phone, no-notice light wide, no-users dark phone
 """.split(",")
 ]
 FONTS = {  # family: the package of Debian that has it
