@@ -6,6 +6,7 @@ prompt: whoever begins the next answer takes it if it is of the same words, sett
 """
 
 from dataclasses import replace
+from typing import Final
 
 from server.commands.reply_target import ReplyTarget
 from server.generation.prompts import Prompt, PromptBuilders
@@ -15,7 +16,7 @@ from server.runs.state import RunState
 from sessions.background import start
 from sessions.model.errors import SessionError
 
-STATUS = "interrupted"  # of a message that was steered
+STATUS: Final = "interrupted"  # of a message that was steered
 
 
 class PromptAhead:

@@ -10,13 +10,8 @@ from server.worker.app import Worker
 from sessions.connection.embedded import EmbeddedRedis
 from tests.helpers.redis_server import fresh_prefix
 from tests.helpers.tiny_model import oracle_word
-from tests.server.helpers.in_process import (
-    Dice,
-    LocalClient,
-    ScriptedEngine,
-    patient_history,
-    running_workers,
-)
+from tests.server.helpers.in_process import LocalClient, patient_history, running_workers
+from tests.server.helpers.scripted_engine import Dice, ScriptedEngine
 
 QUESTION, WORDS = oracle_word(7), oracle_word(30)
 
