@@ -14,8 +14,8 @@ from playwright.async_api import Page, async_playwright
 from bench.admin_list.filling import Filling
 from bench.harness.report import Figure, percentile
 from tests.end_to_end.admin.test_admin_figures import CATEGORIES, MAX_SCRIPT_MS, script_ms_by_frame
-from tests.end_to_end.clients.console import sign_in
 from tests.end_to_end.browser.test_browser import CHROMIUM, FLAGS
+from tests.end_to_end.clients.console import sign_in
 from tests.end_to_end.clients.http_client import admin_token
 from tests.end_to_end.site.harness import Server
 
