@@ -8,6 +8,7 @@ import json
 import urllib.error
 import urllib.parse
 import urllib.request
+from http import HTTPStatus
 from typing import Any
 
 TIMEOUT_SECONDS = 10.0
@@ -104,11 +105,12 @@ def quoted(name: str) -> str:
 
 
 def _message(error: urllib.error.HTTPError) -> str:
-    """In the server's words, with the field that they are about."""
+    """In the server's words, with the field whose value it does not take."""
     try:
         said = json.loads(error.read())["error"]
         message, field = str(said["message"]), str(said.get("param") or "")
-        return message if field in message else f"{field}: {message}"
+        is_named = error.code != HTTPStatus.BAD_REQUEST or field in message
+        return message if is_named else f"{field}: {message}"
     except (OSError, ValueError, KeyError, TypeError):
         return f"the server answered {error.code}"
 
