@@ -4,6 +4,7 @@ import os
 import sys
 
 from prompt_toolkit.data_structures import Size
+from prompt_toolkit.output.color_depth import ColorDepth
 from prompt_toolkit.output.vt100 import Vt100_Output
 
 
@@ -17,4 +18,10 @@ def terminal_output() -> Vt100_Output:
             columns, rows = 0, 0
         return Size(rows=rows or 24, columns=columns or 80)
 
-    return Vt100_Output(sys.stdout, size, term=os.environ.get("TERM"), enable_cpr=False)
+    return Vt100_Output(
+        sys.stdout,
+        size,
+        term=os.environ.get("TERM"),
+        default_color_depth=ColorDepth.from_env(),  # NO_COLOR
+        enable_cpr=False,
+    )

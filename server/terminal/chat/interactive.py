@@ -56,6 +56,7 @@ TextOf = Callable[[], StyleAndTextTuples]
 STYLE = Style.from_dict({"question": "bold", "note": "dim", "trouble": "ansired"})
 AWAY_SECONDS = 1.0  # shorter troubles are nobody's business
 TWICE_SECONDS = 3.0  # between two Ctrl+C that leave
+PASTE_SECONDS = 0.05  # between two parts of it, where a terminal does not mark what is pasted
 REDRAW_SECONDS = 0.04  # at most so often, however fast an answer comes
 MAX_FIELD_LINES = 10
 MAX_WAITING = 3  # of the queue, that are shown
@@ -91,7 +92,7 @@ class Interactive:
         self._wake = asyncio.Event()
         self._editing: Message | None = None
         self._told_problem: str | None = None
-        self._interrupted_at = 0.0
+        self._interrupted_at = self._pasted_at = 0.0
         self._buffer = Buffer(
             history=InMemoryHistory(), multiline=True, accept_handler=self._accepted
         )
@@ -110,7 +111,7 @@ class Interactive:
 
     async def run(self, question: str | None) -> int:
         """Until the user leaves, or the server closes for good."""
-        self.note("/help lists what there is; Ctrl+D leaves.")
+        self.note("/help lists what there is, Ctrl+D leaves")
 
         def begin() -> None:
             self.app.create_background_task(self._print_forever())
@@ -170,6 +171,12 @@ class Interactive:
             self._say(text.removeprefix("/") if text.startswith("//") else text)
         return False
 
+    def _pasted(self, text: str) -> None:
+        """The last Enter was that of a paste, unless what was read then was a part of it."""
+        if self._buffer.text == text:
+            self._buffer.document = Document(text.removesuffix("\n"))
+            self._buffer.validate_and_handle()
+
     def _typed(self, _: Buffer) -> None:
         self._interrupted_at = 0.0  # whoever types does not leave
 
@@ -218,9 +225,15 @@ class Interactive:
         @keys.add("enter")
         def _(event: KeyPressEvent) -> None:
             # Where a terminal does not mark what is pasted, more of it is here already.
-            following = event.key_processor.input_queue
-            if following and len(following[0].data) == 1 and following[0].data.isprintable():
+            following = (key.data for key in event.key_processor.input_queue)
+            more = next((data for data in following if data != "\r"), "")  # behind empty lines
+            if len(more) == 1 and (more.isprintable() or more == "\t"):
                 event.current_buffer.insert_text("\n")
+                self._pasted_at = time.monotonic()
+            elif time.monotonic() - self._pasted_at < PASTE_SECONDS:
+                event.current_buffer.insert_text("\n")
+                text = event.current_buffer.text
+                asyncio.get_running_loop().call_later(PASTE_SECONDS, self._pasted, text)
             else:
                 event.current_buffer.validate_and_handle()
 
@@ -292,6 +305,8 @@ class Interactive:
 
     def _say_goodbye(self) -> None:
         if self.chat.client.active_run is not None:
+            if growing := self._transcript.growing(self.chat.client):
+                self._print([("", f"{growing}\n")])  # it was read: it does not vanish
             self._print([(NOTE, "The answer goes on without you.\n")])
         self._say_goodbye_to_session()
         self._print(self._take())

@@ -76,8 +76,8 @@ def figures_line(stats: Stats | None) -> Line:
         line.append((PLAIN, f"first token {milliseconds(first)}{more}"))
     if (used := newest(series.get("kv_usage", []))) is not None:
         line.append((PLAIN, f"KV {used * 100:.0f} %"))
-    line.append((PLAIN, f"{live['connections']:,} connections"))
-    line.append((PLAIN, f"{live['sessions']:,} sessions"))
+    for name in ("connections", "sessions"):
+        line.append((PLAIN, f"{live[name]:,} {name if live[name] != 1 else name[:-1]}"))
     return _joined(line)
 
 

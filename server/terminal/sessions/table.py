@@ -33,9 +33,9 @@ class Column:
 
 COLUMNS = (
     Column("user", max_width=16),
-    Column("title", ratio=1, min_width=12),
+    Column("title", 80, ratio=1, min_width=12),
     Column("worker", 144, max_width=24),
-    Column("state"),
+    Column("state", 58),
     Column("tokens", 86, "right"),
     Column("tokens/s", 109, "right"),
     Column("viewers", 118, "right"),
@@ -63,14 +63,15 @@ def session_table(rows: list[Row], chosen: str | None, width: int) -> Table:
     table = Table(box=None, header_style="dim", pad_edge=False, expand=bounded)
     table.add_column("", width=1)
     shown = [n for n, column in enumerate(COLUMNS) if column.least_width <= width]
+    has_title = COLUMNS[1].least_width <= width  # without it, names get what is left
     for column in (COLUMNS[n] for n in shown):
         table.add_column(
             column.heading,
             no_wrap=True,
             justify=column.justify,
-            ratio=column.ratio,
+            ratio=column.ratio if has_title or column is not COLUMNS[0] else 1,
             min_width=column.min_width,
-            max_width=column.max_width if bounded else None,
+            max_width=column.max_width if bounded and has_title else None,
         )
     for row in rows:
         is_chosen = row["id"] == chosen

@@ -9,9 +9,10 @@ import re
 import struct
 import sys
 import termios
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
+from tests.end_to_end.clients.screen import Screen
 from tests.end_to_end.site.harness import Server
 from tests.helpers.patience import PATIENCE
 from tests.helpers.root import ROOT
@@ -31,10 +32,11 @@ def environment(server: Server) -> dict[str, str]:
 
 
 class Terminal:
-    """A program in a terminal of 40 lines and 200 columns."""
+    """A program in a terminal. `screen` is what somebody before it sees."""
 
-    def __init__(self, primary: int) -> None:
+    def __init__(self, primary: int, columns: int, rows: int) -> None:
         self._primary = primary
+        self.screen = Screen(columns, rows)
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self.shown = ""
         self.everything = ""
@@ -42,19 +44,34 @@ class Terminal:
     def press(self, keys: str) -> None:
         os.write(self._primary, keys.encode())
 
+    def resize(self, columns: int, rows: int) -> None:
+        """As a window is: the program is told, and draws anew."""
+        fcntl.ioctl(self._primary, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+        self.screen.resize(columns, rows)
+
+    async def until(self, condition: Callable[[Screen], object]) -> None:
+        """Read until the screen is so."""
+        async with asyncio.timeout(PATIENCE):
+            while not condition(self.screen):
+                await self._take()
+
     async def shows(self, pattern: str) -> None:
         """Wait until this appears in what was written after the last match."""
         async with asyncio.timeout(PATIENCE):
             while (found := re.search(pattern, self.shown)) is None:
-                read = await self._read()
-                self.shown += read
-                self.everything += read
+                await self._take()
         self.shown = self.shown[found.end() :]
 
     def printed(self, beginning: str) -> str:
         """The last line so far that begins so; what was drawn for a while comes before it."""
         text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", self.everything)
         return re.split(r"[\r\n]", text[text.rindex(beginning) :])[0]
+
+    async def _take(self) -> None:
+        read = await self._read()
+        self.screen.write(read)
+        self.shown += read
+        self.everything += read
 
     async def _read(self) -> str:
         """What was written next. No thread reads: one would outlive a test that fails."""
@@ -69,14 +86,16 @@ class Terminal:
 
 
 @asynccontextmanager
-async def terminal(server: Server, *words: str) -> AsyncIterator[Terminal]:
-    """`parley …`, which must end well by itself."""
+async def terminal(
+    server: Server, *words: str, columns: int = 200, rows: int = 40, code: int = 0, **variables: str
+) -> AsyncIterator[Terminal]:
+    """`parley …`, which must end by itself, with this code."""
     primary, secondary = pty.openpty()
-    fcntl.ioctl(secondary, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 200, 0, 0))
+    fcntl.ioctl(secondary, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-c", TAKE_TERMINAL, "-m", "server", *words),
         cwd=ROOT,
-        env=environment(server),
+        env={**environment(server), **variables},
         stdin=secondary,
         stdout=secondary,
         stderr=secondary,
@@ -84,9 +103,9 @@ async def terminal(server: Server, *words: str) -> AsyncIterator[Terminal]:
     )
     os.close(secondary)
     try:
-        yield Terminal(primary)
+        yield Terminal(primary, columns, rows)
         async with asyncio.timeout(PATIENCE):
-            assert await process.wait() == 0
+            assert await process.wait() == code
     finally:
         if process.returncode is None:
             process.kill()

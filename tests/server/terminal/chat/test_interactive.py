@@ -9,6 +9,7 @@ from prompt_toolkit.application import create_app_session
 from prompt_toolkit.input import PipeInput, create_pipe_input
 from prompt_toolkit.output import DummyOutput
 
+from server.terminal.chat import interactive
 from server.terminal.chat.interactive import Interactive, last_rows
 from server.terminal.chat.link import Link
 from tests.helpers.patience import PATIENCE
@@ -113,8 +114,21 @@ async def test_lines_that_arrive_together_are_one_message_though_nothing_marks_t
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async with opened(monkeypatch) as desk:
-        desk.press("one\rtwo\rthree\r")
-        assert (await desk.next_sent())["input"] == "one\ntwo\nthree"
+        desk.press("one\rtwo\r\r\rthree\r")
+        assert (await desk.next_sent())["input"] == "one\ntwo\n\n\nthree"
+        desk.press(CTRL_D)
+
+
+async def test_a_paste_that_is_read_in_parts_is_one_message_though_nothing_marks_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(interactive, "PASTE_SECONDS", PATIENCE)
+    async with opened(monkeypatch) as desk:
+        desk.press("one\rtwo\r")
+        await desk.typed("one\ntwo\n")
+        monkeypatch.setattr(interactive, "PASTE_SECONDS", 0.01)
+        desk.press("three\rfour\r")
+        assert (await desk.next_sent())["input"] == "one\ntwo\nthree\nfour"
         desk.press(CTRL_D)
 
 

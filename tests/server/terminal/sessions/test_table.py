@@ -62,9 +62,17 @@ def test_what_matters_least_goes_first_where_a_terminal_is_narrow() -> None:
     def headings(width: int) -> str:
         return " ".join(printed([row()], width=width).splitlines()[0].split())
 
+    assert headings(40) == "user id"
     assert headings(80) == "user title state id"
     assert headings(100) == "user title state tokens age id"
     assert headings(144) == "user title worker state tokens tokens/s viewers age id"
+
+
+@pytest.mark.parametrize("width", [36, 40, 48, 60, 72])
+def test_a_narrow_terminal_has_ids_that_can_be_copied(width: int) -> None:
+    heading, line = printed([long_row()], width=width).splitlines()
+    assert "ses_" + "A" * 22 in line and "Ada" in line
+    assert len(line) <= width and "…" not in heading
 
 
 def test_a_pipe_gets_every_word() -> None:
