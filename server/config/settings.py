@@ -29,6 +29,7 @@ from server.config.engines import NATIVE, EngineEntry, listed_engines, parse_eng
 from server.config.intervals import SHORTENED, Intervals
 from server.config.limits import MIN_SECRET_CHARACTERS, Limits
 from server.config.models import DEMO, MAX_MODELS, ModelSource, model_sources, parse_model
+from server.config.shown import masked
 from sessions.model.quotas import Quotas
 
 PREFIX = "PARLEY_"
@@ -505,7 +506,7 @@ def load_settings(
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
         message = str(first["msg"]).removeprefix("Value error, ")
-        raise ConfigError(f"{where}: {message}" if where else message) from None
+        raise ConfigError(masked(f"{where}: {message}" if where else message)) from None
 
 
 def read_or_create_secret(path: Path) -> str:

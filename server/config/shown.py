@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 MASK = "•••"
 SECRETS = frozenset(("token", "admin_token", "redis_secret"))
 
-_USER_OF_URL = re.compile(r"(?<=://)[^/?#\s]*@")
+# As a path it has one slash less; a password may hold what should have been escaped. To the last @.
+_USER_OF_URL = re.compile(r"(:/{1,2})(?:(?!,\s).)*@", re.DOTALL)
 _SECRET_OF_URL = re.compile(
     r"([?&;][\w.%-]*(?:pass|token|secret|key|auth|sig|credential)[\w.%-]*=)[^&;#\s]+", re.IGNORECASE
 )
@@ -50,7 +51,7 @@ def shown_settings(
 
 def masked(text: str) -> str:
     """Without the names, passwords and keys of URLs."""
-    return _SECRET_OF_URL.sub(rf"\1{MASK}", _USER_OF_URL.sub(f"{MASK}@", text))
+    return _SECRET_OF_URL.sub(rf"\1{MASK}", _USER_OF_URL.sub(rf"\1{MASK}@", text))
 
 
 def _value(settings: "Settings", name: str) -> str | None:

@@ -1,11 +1,12 @@
 """The settings as admins see them: with their origin, and no secret."""
 
+import re
 from pathlib import Path
 
 import pytest
 
-from server.config.settings import load_settings
-from server.config.shown import MASK, masked, shown_settings
+from server.config.settings import ConfigError, Settings, load_settings
+from server.config.shown import MASK, SECRETS, masked, shown_settings
 
 SECRET = "a-secret-of-24-characters"
 
@@ -48,6 +49,63 @@ def test_no_secret_is_shown() -> None:
     assert "cache:6379" in text
 
 
+TEXTS = [  # settings that hold what an operator writes; the others are numbers and choices
+    name
+    for name, field in Settings.model_fields.items()
+    if any(word in str(field.annotation) for word in ("str", "Path"))
+]
+NO_SECRET = {"max_tokens_per_day"}  # whatever their names say
+
+
+def test_every_setting_whose_name_says_so_is_a_secret() -> None:
+    named = {name for name in Settings.model_fields if re.search("token|secret|pass|key", name)}
+    assert named - NO_SECRET == SECRETS
+    assert len(TEXTS) > 15 and set(TEXTS) >= SECRETS
+
+
+@pytest.mark.parametrize("name", TEXTS)
+@pytest.mark.parametrize(
+    "written",
+    [
+        f"https://user:{SECRET}@host/path",
+        f"https://{SECRET}@host",
+        f"https://host/path?api_key={SECRET}",
+        f"https://host:99999/path?access_token={SECRET}",
+        f"redis://:{SECRET}@host:6379/0",
+        f"redis://user:{SECRET}@host:nowhere",
+        f"redis+sentinel://:{SECRET}@host:1/service/0?sentinel_password={SECRET}",
+        f"redis+sentinel://:{SECRET}@host",
+        f"vllm=https://user:{SECRET}@host;weight=2",
+        f"vllm=https://host?key={SECRET}",
+        f"native=tcp://user:{SECRET}@host:7700;keys=folder",
+        f"native=tcp://host:7700?key={SECRET};keys=folder",
+        f"redis://:{SECRET}/and more?@host:6379/0",
+        f"ftp://user:{SECRET}@host\nsecond line",
+    ],
+)
+def test_whatever_setting_holds_a_url_with_a_secret_never_shows_it(
+    name: str, written: str, tmp_path: Path
+) -> None:
+    """It is masked, or refused in words without it."""
+    try:
+        value = (written,) if "tuple" in str(Settings.model_fields[name].annotation) else written
+        settings = load_settings({name: value}, {})
+    except ConfigError as error:
+        assert SECRET not in str(error)
+        return
+    told = str(shown_settings(settings, {}))
+    assert SECRET not in told
+
+
+@pytest.mark.parametrize("name", sorted(SECRETS))
+def test_a_secret_that_is_refused_is_not_in_the_refusal(name: str) -> None:
+    for value in ("short-hush", "hush\u00e9" * 10, " " * 30):
+        try:
+            load_settings({name: value}, {})
+        except ConfigError as error:
+            assert value not in str(error) and "hush" not in str(error)
+
+
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
@@ -57,6 +115,8 @@ def test_no_secret_is_shown() -> None:
         ("redis://h?a=1&password=x#f", f"redis://h?a=1&password={MASK}#f"),
         ("a, openai=https://u:p@h;key=file", f"a, openai=https://{MASK}@h;key={MASK}"),
         ("no url at all: a@b", "no url at all: a@b"),
+        ("https://a:p@h, https://b:q@i", f"https://{MASK}@h, https://{MASK}@i"),
+        ("redis://:p/w?#@h:1/0", f"redis://{MASK}@h:1/0"),
     ],
 )
 def test_passwords_in_urls_are_masked(text: str, expected: str) -> None:
