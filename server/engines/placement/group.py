@@ -1,9 +1,9 @@
 """`EngineGroup`: several engines as one, as a worker has them.
 
 A new answer goes to one of those that take new ones (`placement.py`). When its engine dies, or is
-to give it up, another one goes on after the last token; where there is none, it stays with its own,
-which waits for its next core as an engine that is alone does. To the rest of the server it is an
-engine like every other.
+to give it up, another one goes on after the last token (`moving.py`); where there is none, it stays
+with its own, which waits for its next core as an engine that is alone does. To the rest of the
+server it is an engine like every other.
 """
 
 import asyncio
@@ -11,12 +11,8 @@ import contextlib
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from typing import Any
 
-import structlog
-
 from server.config.models import EngineStatus
 from server.engines.client import (
-    CANNOT_CONTINUE,
-    CompletionOutput,
     Computing,
     CoreState,
     DeltaCallback,
@@ -38,20 +34,16 @@ from server.engines.client import (
     SamplingParams,
     StructuredOutputsParams,
     TokensPrompt,
-    ValidationError,
 )
-from server.engines.placement.answer import ENGINE_ERROR, PlacedAnswer
+from server.engines.placement.answer import PlacedAnswer
 from server.engines.placement.figures import EngineFigures
 from server.engines.placement.member import Member
+from server.engines.placement.moving import MovingAnswers, none_ready
 from server.engines.placement.placement import Placement
 from server.engines.placement.roster import Connect, OnCoreState, Roster
 from server.engines.placement.sums import GroupLoad, SmallestModel, room_for, sum_of
-from sessions.background import Background
-
-logger = structlog.get_logger("server")
 
 LOOK_SECONDS = 0.5
-MAX_GAP_SECONDS = 60.0  # that an answer waits for an engine that goes on with it
 
 
 class EngineGroup:
@@ -68,14 +60,13 @@ class EngineGroup:
             connect,
             on_state=self._take_state,
             on_removal=self._placement.forget,
-            until=self._until,
+            until=self.until,
         )
         self._next_look: asyncio.TimerHandle | None = None  # of answers that wait to move
-        self._answers: dict[str, PlacedAnswer] = {}
+        self.answers = MovingAnswers(self, self._placement)
         self._exactness = Exactness.EXACT
-        self._background = Background()
         self._news = asyncio.Event()  # set, and replaced, when anything has changed
-        self._is_closed = False
+        self.is_closed = False
 
     # ---- which engines there are ----------------------------------------------------------------
 
@@ -85,9 +76,9 @@ class EngineGroup:
 
     def take(self, statuses: Sequence[EngineStatus]) -> None:
         """The supervisor's word of all of them. Raises `UnsupportedModelError`."""
-        if not self._is_closed:
+        if not self.is_closed:
             self._roster.take(statuses)
-            self._look()
+            self.look()
 
     def figures(self) -> list[EngineFigures]:
         """Of all of them, for those who operate them."""
@@ -97,23 +88,18 @@ class EngineGroup:
 
     def _take_state(self, member: Member, state: CoreState, reason: str) -> None:
         if state is CoreState.DEAD:
-            # One that cannot move stays with its engine, whose client sees what it has.
-            for answer in self.answers_at(member):
-                if not answer.is_moving and answer.can_move and self._leaves(answer, member):
-                    answer.note_loss()
-                if answer.problem is not None:  # also where it would wait for the next core
-                    self._tell_to_end(answer)
-        self._look(reason)
+            self.answers.note_loss(member)
+        self.look(reason)
 
-    def _look(self, reason: str = "") -> None:
+    def look(self, reason: str = "") -> None:
         """Something is another way: who waits looks, and answers leave an engine that they must
         leave, as soon as another one takes them.
         """
         news, self._news = self._news, asyncio.Event()
         news.set()
         left = [each for each in (*self.members, *self._roster.parting) if each.gives_up]
-        are_waiting = [member for member in left if not self._move_all(member)]
-        if are_waiting and self._next_look is None and not self._is_closed:
+        are_waiting = [member for member in left if not self.answers.move_all(member)]
+        if are_waiting and self._next_look is None and not self.is_closed:
             # The pause of an engine ends without a word.
             self._next_look = asyncio.get_running_loop().call_later(LOOK_SECONDS, self._look_again)
         state = self.core_state
@@ -123,13 +109,13 @@ class EngineGroup:
 
     def _look_again(self) -> None:
         self._next_look = None
-        self._look()
+        self.look()
 
-    async def _until(self, is_so: Callable[[], bool]) -> None:
+    async def until(self, is_so: Callable[[], bool]) -> None:
         while not is_so():
-            await self._wait_for_news()
+            await self.wait_for_news()
 
-    async def _wait_for_news(self) -> None:
+    async def wait_for_news(self) -> None:
         """Or for a moment: an engine that was asked nothing for a while says nothing then."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(LOOK_SECONDS):
@@ -153,8 +139,8 @@ class EngineGroup:
 
     async def wait_ready(self, timeout: float | None = None) -> None:
         async with asyncio.timeout(timeout):
-            await self._until(lambda: self.is_ready or self._is_closed)
-        if self._is_closed:
+            await self.until(lambda: self.is_ready or self.is_closed)
+        if self.is_closed:
             raise EngineDeadError("the engines were shut down")
 
     @property
@@ -214,16 +200,16 @@ class EngineGroup:
     def _refusal(self) -> EngineError:
         """Of a new answer, where none takes one."""
         closed = EngineDeadError("the engines were shut down")
-        return closed if self._is_closed else _none_ready()
+        return closed if self.is_closed else none_ready()
 
     # ---- what all of them know alike ------------------------------------------------------------
 
     @property
-    def _any(self) -> EngineClient:
+    def any_engine(self) -> EngineClient:
         """One that is ready, where there is one: they have the same model."""
         ready = [member.engine for member in self.members if member.engine.is_ready]
         if not self.members:
-            raise _none_ready()
+            raise none_ready()
         return ready[0] if ready else self.members[0].engine
 
     @property
@@ -234,18 +220,18 @@ class EngineGroup:
             with contextlib.suppress(RetryableRequestError):
                 lengths.append(member.engine.model_config.max_model_len)
         if not lengths:
-            raise _none_ready()
+            raise none_ready()
         return SmallestModel(min(lengths))
 
     def get_tokenizer(self) -> EngineTokenizer:
-        return self._any.get_tokenizer()
+        return self.any_engine.get_tokenizer()
 
     @property
     def answer_grammar(self) -> Grammar:
-        return self._any.answer_grammar
+        return self.any_engine.answer_grammar
 
     def prompt_end(self, prompt_token_ids: Sequence[int], marks: Marks) -> str:
-        return self._any.prompt_end(prompt_token_ids, marks)
+        return self.any_engine.prompt_end(prompt_token_ids, marks)
 
     def call_form(
         self,
@@ -253,10 +239,10 @@ class EngineGroup:
         name: str | None = None,
         prompt_token_ids: Sequence[int] = (),
     ) -> StructuredOutputsParams:
-        return self._any.call_form(tools, name, prompt_token_ids)
+        return self.any_engine.call_form(tools, name, prompt_token_ids)
 
     def thought_tokens(self, prompt_token_ids: Sequence[int]) -> object:
-        return self._any.thought_tokens(prompt_token_ids)
+        return self.any_engine.thought_tokens(prompt_token_ids)
 
     def resumed_text(
         self,
@@ -265,13 +251,13 @@ class EngineGroup:
         resume_token_ids: Sequence[int],
         marks: Marks | None = None,
     ) -> str:
-        return self._any.resumed_text(prompt_token_ids, params, resume_token_ids, marks)
+        return self.any_engine.resumed_text(prompt_token_ids, params, resume_token_ids, marks)
 
     async def add_lora(self, lora_request: LoRARequest) -> bool:
         """In all that are ready; one that comes later reads it when it is asked with it."""
         ready = [member.engine for member in self.members if member.engine.is_ready]
         if not ready:
-            raise _none_ready()
+            raise none_ready()
         return all([await engine.add_lora(lora_request) for engine in ready])
 
     async def remove_lora(self, lora_id: int) -> bool:
@@ -279,10 +265,6 @@ class EngineGroup:
         return any([await engine.remove_lora(lora_id) for engine in ready])
 
     # ---- answers --------------------------------------------------------------------------------
-
-    def answers_at(self, member: Member) -> list[PlacedAnswer]:
-        """Those that it writes."""
-        return [answer for answer in self._answers.values() if answer.member is member]
 
     def place_of(self, session_id: str) -> str | None:
         member = self._placement.place_of(session_id)
@@ -305,8 +287,6 @@ class EngineGroup:
         session_id: str | None = None,
         **options: Any,
     ) -> AsyncGenerator[RequestOutput, None]:
-        if request_id in self._answers:
-            raise ValidationError(f"the request id {request_id} is in use", "request_id")
         answer = PlacedAnswer(
             request_id,
             prompt,
@@ -316,158 +296,15 @@ class EngineGroup:
             session_id=session_id,
             on_delta=on_delta,
             on_progress=on_progress,
-            on_token=self._look,
+            on_token=self.look,
         )
-        self._answers[request_id] = answer
-        try:
-            async with contextlib.aclosing(self._outputs(answer)) as outputs:
+        with self.answers.having(answer):
+            async with contextlib.aclosing(self.answers.outputs(answer)) as outputs:
                 async for output in outputs:
                     yield output
-        finally:
-            del self._answers[request_id]
-            self._look()
-
-    async def _outputs(self, answer: PlacedAnswer) -> AsyncGenerator[RequestOutput, None]:
-        avoided: list[Member] = []  # that could not go on with it
-        while (member := await self._place(answer, avoided)) is not None:
-            answer.begin(member)
-            last: RequestOutput | None = None  # which is none: another engine goes on
-            try:
-                async with contextlib.aclosing(answer.ask()) as outputs:
-                    async for output in outputs:
-                        if output.finished and self._goes_on(answer, output, avoided):
-                            last = output
-                            break
-                        yield answer.take(output)
-                if last is None:
-                    member.breaker.succeed()
-                    return
-                rest = self._last_words(answer, last)
-                yield rest
-                if rest.finished:
-                    return
-            except (EngineDeadError, RetryableRequestError) as error:
-                self._avoid(answer, avoided)
-                member.breaker.fail(asyncio.get_running_loop().time())
-                if not self._can_follow(answer, avoided):
-                    raise
-                logger.warning("engine failed", engine=member.name, error=str(error))
-            finally:
-                answer.leave()
-                self._look()
-            answer.num_moves += 1
-            member.num_moved += 1
-            logger.info("answer moves", engine=member.name, response_id=answer.request_id)
-        yield answer.take(_aborted(answer))
-
-    def _goes_on(self, answer: PlacedAnswer, output: RequestOutput, avoided: list[Member]) -> bool:
-        """Whether this end is none: another engine goes on, and `avoided` has who could not."""
-        member = answer.member
-        assert member is not None
-        if answer.is_stopped or answer.problem is not None or not answer.can_move:
-            return False
-        if answer.is_moving and output.outputs[0].finish_reason == "abort":
-            return True
-        code = None if output.error is None else output.error.code
-        if code not in (ENGINE_ERROR, CANNOT_CONTINUE):
-            return False
-        self._avoid(answer, avoided)
-        if code == ENGINE_ERROR:
-            member.breaker.fail(asyncio.get_running_loop().time())
-            if not answer.note_failure():
-                return False
-        return self._can_follow(answer, avoided)
-
-    def _avoid(self, answer: PlacedAnswer, avoided: list[Member]) -> None:
-        """Its engine is not asked again, unless it has a token of another one by then."""
-        assert answer.member is not None
-        if answer.has_new_tokens:
-            avoided.clear()
-        avoided.append(answer.member)
-
-    def _can_follow(self, answer: PlacedAnswer, avoided: Sequence[Member]) -> bool:
-        others = [member for member in self.members if member not in avoided]
-        if answer.has_begun:  # it waits for one
-            return answer.can_move and any(not member.status.is_draining for member in others)
-        return any(member.takes_new for member in others)
-
-    def _last_words(self, answer: PlacedAnswer, output: RequestOutput) -> RequestOutput:
-        """What is new of an engine that another one follows. `finished` if none can."""
-        rest = answer.take_last(output, self._any)
-        if rest is not None:
-            return rest
-        logger.error("tokens do not spell the text", response_id=answer.request_id)
-        answer.problem = "another engine would say another text"
-        return answer.take(output)
-
-    async def _place(self, answer: PlacedAnswer, avoided: Sequence[Member]) -> Member | None:
-        """Who writes it, or goes on with it; None: it was stopped meanwhile.
-
-        Raises `RetryableRequestError` if none takes a new answer, and `EngineDeadError` if none
-        comes for one that has begun.
-        """
-        if answer.is_suspect:
-            await self._until(lambda: answer.is_stopped or not self._are_others_first(answer))
-        member = self._choose(answer, avoided)
-        if member is None and not answer.has_begun and not answer.is_stopped:
-            raise _none_ready()
-        try:
-            async with asyncio.timeout(MAX_GAP_SECONDS):
-                while member is None and not answer.is_stopped and not self._is_closed:
-                    await self._wait_for_news()
-                    if not (answer.is_suspect and self._are_others_first(answer)):
-                        member = self._choose(answer, avoided)
-        except TimeoutError:
-            raise EngineDeadError(f"no engine for {MAX_GAP_SECONDS:g} s") from None
-        if self._is_closed:
-            raise EngineDeadError("the engines were shut down")
-        return None if answer.is_stopped else member
-
-    def _choose(self, answer: PlacedAnswer, avoided: Sequence[Member]) -> Member | None:
-        members = [member for member in self.members if member not in avoided]
-        return self._placement.choose(answer.session_id, members)
-
-    def _are_others_first(self, suspect: PlacedAnswer) -> bool:
-        """An answer that may be deadly goes to its next engine alone, when others have shown that
-        they are not, so that it ends no other.
-        """
-        others = [answer for answer in self._answers.values() if answer is not suspect]
-        return any(
-            answer.is_on_trial or (answer.is_moving and not answer.is_suspect) for answer in others
-        )
-
-    def _move_all(self, member: Member) -> bool:
-        """Have its answers go on elsewhere, if they can; False if there is no place for them."""
-        answers = [answer for answer in self.answers_at(member) if answer.may_be_moved]
-        has_others = any(self._others(member))
-        for answer in answers if has_others else ():
-            if self._leaves(answer, member):
-                answer.is_moving = True
-                self._tell_to_end(answer)
-        return has_others or not answers
-
-    def _leaves(self, answer: PlacedAnswer, member: Member) -> bool:
-        """Whether it is better off elsewhere. What no other could go on with ends where it is."""
-        others = self._others(member)
-        return member.has_lost_all or any(answer.can_go_on_at(other) for other in others)
-
-    def _others(self, member: Member) -> list[Member]:
-        """That would take its answers now."""
-        return [other for other in self.members if other is not member and other.takes_new]
-
-    def _tell_to_end(self, answer: PlacedAnswer) -> None:
-        assert answer.member is not None
-        self._background.spawn(answer.member.engine.abort(answer.request_id))
 
     async def abort(self, request_id: str) -> None:
-        answer = self._answers.get(request_id)
-        if answer is None:
-            return
-        answer.is_stopped = True
-        if answer.member is not None:
-            await answer.member.engine.abort(request_id)
-        else:
-            self._look()
+        await self.answers.abort(request_id)
 
     async def encode(
         self,
@@ -482,7 +319,7 @@ class EngineGroup:
             members = [member for member in self.members if member not in avoided]
             member = self._placement.choose(None, members)
             if member is None:
-                raise _none_ready()
+                raise none_ready()
             outputs = member.engine.encode(
                 prompt, pooling_params, request_id, lora_request=lora_request
             )
@@ -495,25 +332,6 @@ class EngineGroup:
                 avoided.append(member)
 
     def shutdown(self) -> None:
-        self._is_closed = True
+        self.is_closed = True
         self._roster.close()
-        self._look()
-
-
-def _none_ready() -> RetryableRequestError:
-    return RetryableRequestError("no engine is ready")
-
-
-def _aborted(answer: PlacedAnswer) -> RequestOutput:
-    """The end of one that no engine writes any more."""
-    end = CompletionOutput(index=0, text="", token_ids=[], finish_reason="abort")
-    return RequestOutput(
-        request_id=answer.request_id,
-        prompt=None,
-        prompt_token_ids=answer.prompt["prompt_token_ids"],
-        prompt_logprobs=None,
-        outputs=[end],
-        finished=True,
-        metrics=answer.last_metrics,  # which say whether that engine has confirmed its end
-        num_cached_tokens=None,
-    )
+        self.look()

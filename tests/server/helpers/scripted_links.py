@@ -209,6 +209,7 @@ class Site:
             EngineStatus(name=name, kind="native", weight=weights.get(name, 1.0), options={"n": 1})
             for name in names
         ]
+        self._readers: list[Reader] = []  # a task that nobody holds may vanish
         self.group = EngineGroup(self._connect, lambda state, _: self.states.append(state))
         self.group.take(self.statuses)
 
@@ -246,7 +247,8 @@ class Site:
         return self.group.members
 
     def read(self, request_id: str, **options: Any) -> Reader:
-        return Reader(self.group, request_id, **options)
+        self._readers.append(Reader(self.group, request_id, **options))
+        return self._readers[-1]
 
     async def begin(
         self, request_id: str, *token_ids: int, **options: Any
@@ -265,7 +267,7 @@ class Site:
 
     def at(self, request_id: str) -> tuple[ScriptedLink, ScriptedLink]:
         """The link of the engine that writes an answer, and another one."""
-        ids = {each: [a.request_id for a in self.group.answers_at(each)] for each in self.members}
+        ids = {each: [a.request_id for a in self.group.answers.at(each)] for each in self.members}
         mine = next(each for each, here in ids.items() if request_id in here)
         other = next(name for name in self.links if name != mine.name)
         return self.links[mine.name], self.links[other]
