@@ -6,7 +6,6 @@ prompt: whoever begins the next answer takes it if it is of the same words, sett
 """
 
 from dataclasses import replace
-from typing import Final
 
 from server.commands.reply_target import ReplyTarget
 from server.generation.prompts import Prompt, PromptBuilders
@@ -15,8 +14,6 @@ from server.runs.run import Run
 from server.runs.state import RunState
 from sessions.background import start
 from sessions.model.errors import SessionError
-
-STATUS: Final = "interrupted"  # of a message that was steered
 
 
 class PromptAhead:
@@ -31,7 +28,7 @@ class PromptAhead:
             text=self._kept,
             reasoning=run.final_reasoning(),
             order=run.final_order(),
-            status=STATUS,
+            status="interrupted",
         )
         builder = prompts.of(self._settings["model"])
         self._prompt = start(
