@@ -72,13 +72,16 @@ class ShareList(Struct, frozen=True):
 
 
 class Storage(Struct, frozen=True):
-    """`messages` and `bytes` are those of the `counted` newest sessions."""
+    """`messages` and `bytes` are those of the `counted` newest sessions; `tokens_today` are kept
+    beside them, for the user's quota.
+    """
 
     user_id: str
     sessions: Count
     counted: Count
     messages: Count
     bytes: Count
+    tokens_today: Count
 
 
 class RunningSetting(Struct, frozen=True):

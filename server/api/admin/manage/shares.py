@@ -87,6 +87,7 @@ class AdminShareOperations:
                 raise UserNotFound
             await self._admin.users.user(uid)
         stored = await self._store.lists.storage(uid)
+        (usage,) = await self._store.budgets.usage([uid])
         return json_response(
             {
                 "user_id": uid,
@@ -94,5 +95,6 @@ class AdminShareOperations:
                 "counted": stored.num_counted,
                 "messages": stored.num_messages,
                 "bytes": stored.num_bytes,
+                "tokens_today": usage.tokens_today,
             }
         )

@@ -18,6 +18,9 @@ export function quotaText(quotas, none) {
   return given.map(([name, most]) => `${most === 0 ? "unlimited" : count(most)} ${unitOf(name, most)}`).join(", ") || none;
 }
 
+/** "1,200 of 5,000" @param {number} used @param {number | null} most null and 0: as many as they like */
+export const of = (used, most) => (most ? `${count(used)} of ${count(most)}` : count(used));
+
 function unitOf(name, number) {
   const [unit, rest] = UNITS[name];
   return `${unit}${number === 1 ? "" : "s"}${rest}`;

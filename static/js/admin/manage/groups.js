@@ -10,7 +10,7 @@ import { Beside, Empty, Pager, Read, besideUnread } from "../frame/parts.js";
 import { Reading, readOpen } from "../frame/reading.js";
 import { Table } from "../frame/table.js";
 import { count, date } from "../frame/words.js";
-import { Facts, quotaFields, quotaText } from "./drawer.js";
+import { Facts, of, quotaFields, quotaText } from "./drawer.js";
 import { numberOf } from "./forms.js";
 import { Paged } from "./paged.js";
 
@@ -115,9 +115,6 @@ function GroupsView({ admin, state }) {
     ${openId && html`<${Drawer} key=${openId} admin=${admin} state=${state} />`}
   </div>`;
 }
-
-/** "1,200 of 5,000" */
-const of = (used, most) => (most === null ? count(used) : `${count(used)} of ${count(most)}`);
 
 function columnsOf(state) {
   return [

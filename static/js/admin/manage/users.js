@@ -10,7 +10,7 @@ import { Beside, Empty, Pager, Read, besideUnread } from "../frame/parts.js";
 import { Reading, readOpen } from "../frame/reading.js";
 import { Table } from "../frame/table.js";
 import { ago, count, date, size } from "../frame/words.js";
-import { Facts, quotaFields, quotaText } from "./drawer.js";
+import { Facts, of, quotaFields, quotaText } from "./drawer.js";
 import { numberOf, showOnce } from "./forms.js";
 import { Paged } from "./paged.js";
 
@@ -255,6 +255,7 @@ function Drawer({ admin, state }) {
       ["Roles", user.roles.join(", ") || "none"],
       ["Group", user.group ? state.groupName(user.group) : "none"],
       ["Own quotas", quotaText(user.quotas, "as the settings say")],
+      ["Tokens today", of(stored.tokens_today, user.quotas.tokens_per_day)],
       ["Stores", `${count(stored.sessions)} sessions, ${size(stored.bytes)}${stored.counted < stored.sessions ? " in the newest" : ""}`],
       ["Added", date(user.created_at)],
       ["User", html`<code>${user.id}</code>`],

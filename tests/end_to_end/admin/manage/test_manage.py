@@ -97,7 +97,7 @@ async def test_what_a_user_stores_is_added_up(two_workers: Server, admin: Http) 
             await stream.next("response.done")
         stored = (await admin.get(f"/v1/admin/users/{user['id']}/storage")).json()
     assert (stored["sessions"], stored["counted"], stored["messages"]) == (2, 2, 2)
-    assert stored["bytes"] > 100
+    assert stored["bytes"] > 100 and stored["tokens_today"] >= SHORT["max_output_tokens"]
     unknown = f"/v1/admin/users/usr_{'A' * 22}/storage"
     assert code_of(await admin.get(unknown)) == (404, "not_found")
     assert (await admin.get("/v1/admin/users/local/storage")).status_code == 200
