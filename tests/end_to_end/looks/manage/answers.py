@@ -96,7 +96,7 @@ def answers(words: Words) -> dict[str, msgspec.Struct]:
         f"/sessions/{OPEN_SESSION}": SessionDetails(sessions[1], {}, [timeline_of(words)]),
         "/users": UserPage(users, "2"),
         f"/users/{OPEN_USER}": UserDetails(**opened, tokens=tokens_of(words)),
-        f"/users/{OPEN_USER}/storage": Storage(OPEN_USER, 1312, 1312, 24_870, 48_213_004),
+        f"/users/{OPEN_USER}/storage": Storage(OPEN_USER, 1312, 1312, 24_870, 48_213_004, 12_407),
         "/groups": GroupList(groups, None),
         f"/groups/{OPEN_GROUP}": groups[0],
         f"/groups/{OPEN_GROUP}/members": MemberList(users[:4], None),

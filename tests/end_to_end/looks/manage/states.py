@@ -73,7 +73,7 @@ async def _refused(stage: Stage) -> None:
 MANAGE_STATES: dict[str, State] = {
     **{
         f"admin-{name}": partial(_show, place=place, told=answers(USUAL))
-        for name, place in PLACES.items()
+        for name, place in (PLACES | SESSIONS).items()
     },
     **{
         f"hostile-{name}": partial(_show, place=place, told=answers(HOSTILE))
