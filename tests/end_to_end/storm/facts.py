@@ -167,7 +167,11 @@ def _of_one(
 ) -> Iterator[str]:
     since, most = claim.created_at - LEAD_SECONDS, claim.num_takeovers
     if claim.done["engine"] == "released":
+        # After a takeover that is said of what the last owner has asked for.
+        own = max((one.began_at for one in asked if one.began_at < claim.done_at), default=0.0)
         for one in asked:
+            if most and one.began_at < own:
+                continue
             if one.began_at < claim.done_at < one.last_at - HEARD_SECONDS:
                 yield f"I12 {claim.response_id} is said to be released, and {one} goes on"
     num_faults = sum(since < at < claim.done_at for at, _ in facts.faults)

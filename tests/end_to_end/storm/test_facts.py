@@ -84,6 +84,15 @@ def test_a_stop_that_is_reported_as_confirmed_and_is_not_is_found(scene: Scene) 
     assert scene.finds() == ""
 
 
+def test_a_stop_is_confirmed_for_what_the_last_owner_has_asked_for(scene: Scene) -> None:
+    scene.claim.done = scene.done(engine="released", fence=2, restarts=1)
+    scene.writes(101.0, 113.0)
+    scene.writes(105.0, 109.0, pid=2)
+    assert scene.finds() == ""
+    scene.writes(106.0, 113.0, pid=3)
+    assert "said to be released" in scene.finds()
+
+
 def test_a_later_answer_to_the_same_words_is_another_one(scene: Scene) -> None:
     scene.claim.done = scene.done(engine="released")
     scene.writes(101.0, 109.0)
@@ -96,7 +105,7 @@ def test_engines_that_ended_under_an_answer_and_are_not_reported_are_found(scene
     scene.writes(104.0, 109.0, pid=2)
     assert scene.finds() == ""
     scene.engine("first token", 102.0)  # and then it died
-    assert "tells no restart, and 2 engines wrote it" in scene.finds()
+    assert "reports no restart, and 2 engines wrote it" in scene.finds()
 
 
 @pytest.mark.parametrize(("fence", "restarts"), [(1, 1), (3, 1)])
@@ -104,7 +113,7 @@ def test_restarts_that_have_no_cause_or_are_too_few_are_found(
     scene: Scene, fence: int, restarts: int
 ) -> None:
     scene.claim.done = scene.done(fence=fence, restarts=restarts)
-    assert f"tells {restarts} restarts after {fence - 1} takeovers" in scene.finds()
+    assert f"reports {restarts} restarts after {fence - 1} takeovers" in scene.finds()
 
 
 def test_an_engine_error_without_faults_of_engines_is_found(scene: Scene) -> None:
