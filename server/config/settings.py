@@ -28,8 +28,8 @@ from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 from server.config.engines import NATIVE, EngineEntry, listed_engines, parse_engines
 from server.config.intervals import SHORTENED, Intervals
 from server.config.limits import MIN_SECRET_CHARACTERS, Limits
+from server.config.masking import masked
 from server.config.models import DEMO, MAX_MODELS, ModelSource, model_sources, parse_model
-from server.config.shown import masked
 from sessions.model.quotas import Quotas
 
 PREFIX = "PARLEY_"

@@ -4,25 +4,18 @@ What is secret is masked where it is read, in the supervisor: no worker, and no 
 """
 
 import os
-import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from server.config.masking import MASK, masked
 from server.config.models import discreet
 
 if TYPE_CHECKING:
     from server.config.settings import Settings  # with pydantic, which no worker needs
 
-MASK = "•••"
 SECRETS = frozenset(("token", "admin_token", "redis_secret"))
-
-# As a path it has one slash less; a password may hold what should have been escaped. To the last @.
-_USER_OF_URL = re.compile(r"(:/{1,2})(?:(?!,\s).)*@", re.DOTALL)
-_SECRET_OF_URL = re.compile(
-    r"([?&;][\w.%-]*(?:pass|token|secret|key|auth|sig|credential)[\w.%-]*=)[^&;#\s]+", re.IGNORECASE
-)
 
 
 class ShownSetting(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,11 +40,6 @@ def shown_settings(
         )
         for name, field in type(settings).model_fields.items()
     )
-
-
-def masked(text: str) -> str:
-    """Without the names, passwords and keys of URLs."""
-    return _SECRET_OF_URL.sub(rf"\1{MASK}", _USER_OF_URL.sub(rf"\1{MASK}@", text))
 
 
 def _value(settings: "Settings", name: str) -> str | None:

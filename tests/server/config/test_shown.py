@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from server.config.masking import MASK, masked
 from server.config.settings import ConfigError, Settings, load_settings
-from server.config.shown import MASK, SECRETS, masked, shown_settings
+from server.config.shown import SECRETS, shown_settings
 
 SECRET = "a-secret-of-24-characters"
 
