@@ -9,6 +9,7 @@ token ends with an error. And a request under that suspicion is sent last and al
 others have proved harmless, so that a deadly request ends no other.
 """
 
+import logging
 from collections.abc import Callable
 
 import msgspec
@@ -19,6 +20,8 @@ from engine.client.requests.request_state import RequestState
 from engine.errors import ValidationError
 from engine.ipc import AddRequest, Ready
 from engine.outputs import OutputError
+
+logger = logging.getLogger(__name__)
 
 MAX_CORES_IN_VAIN = 2  # that may die under a request in a row, without a new token of it
 MAX_SENT_PER_TURN = 32  # before the event loop gets a turn: a long prompt takes a while to encode
@@ -49,6 +52,7 @@ class Resubmission:
                 submission.num_in_vain += 1
             if submission.num_in_vain == MAX_CORES_IN_VAIN:
                 problem = f"{MAX_CORES_IN_VAIN} engine cores died before it had another token"
+                logger.warning("%s: %s", state.request_id, problem)
                 self._end(state, problem)
 
     def end_misfits(self, ready: Ready) -> None:
