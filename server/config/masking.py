@@ -6,8 +6,10 @@ MASK = "•••"
 
 # As a path it has one slash less; a password may hold what should have been escaped. To the last @.
 _USER_OF_URL = re.compile(r"(:/{1,2})(?:(?!,\s).)*@", re.DOTALL)
+# An engine's `keys=` names a folder.
 _SECRET_OF_URL = re.compile(
-    r"([?&;][\w.%-]*(?:pass|token|secret|key|auth|sig|credential)[\w.%-]*=)[^&;#\s]+", re.IGNORECASE
+    r"([?&;](?!keys=)[\w.%-]*(?:pass|token|secret|key|auth|sig|credential)[\w.%-]*=)[^&;#\s]+",
+    re.IGNORECASE,
 )
 
 
