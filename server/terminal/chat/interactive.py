@@ -6,6 +6,7 @@ that grows, what waits, how things are, and the field. Nothing but this module a
 """
 
 import asyncio
+import signal
 import time
 from collections.abc import Callable
 
@@ -70,6 +71,8 @@ def run_interactive(address: Address, session_id: str | None, question: str | No
         screen = Interactive(address, session_id, create_input(), terminal_output())
         return await screen.run(question)
 
+    # Ctrl+C is a key here. Pressed once more than needed, it comes when the terminal is as before.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     return asyncio.run(talk())
 
 
