@@ -7,7 +7,8 @@ from playwright.async_api import Browser, ConsoleMessage, Page, expect
 
 from tests.end_to_end.browser.test_browser import browser as browser  # the fixture
 from tests.end_to_end.browser.test_browser import pytestmark as pytestmark
-from tests.end_to_end.clients.console import console, sign_in
+from tests.end_to_end.clients.console import console
+from tests.end_to_end.clients.console import sign_in as sign_in  # for the tests beside it
 from tests.end_to_end.clients.http_client import Http, admin_token
 from tests.end_to_end.clients.operators import SETTINGS, answering
 from tests.end_to_end.site.harness import Client, Server
