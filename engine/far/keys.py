@@ -20,6 +20,7 @@ from zmq.utils import z85
 SECRET, PUBLIC, TRUSTED = "secret", "public", "trusted"
 KEY = re.compile(r"[0-9a-f]{64}")
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+LEFT_BEHIND = (".bak", ".old", ".orig", ".save", ".swp", ".tmp")  # by editors, copies and packages
 MAX_FILE_BYTES = 1024
 MAX_TRUSTED = 1000
 
@@ -65,8 +66,8 @@ def make_keys(folder: Path) -> str:
 
 def trust(folder: Path, name: str, key: str) -> None:
     """Let the other side with this public key come, under a name. Raises `KeysError`."""
-    if not NAME.fullmatch(name):
-        raise KeysError(f"{name!r} is no name: letters, digits, '.', '_' and '-'")
+    if not _is_name(name):
+        raise KeysError(f"{name!r} is no name: letters, digits, '.', '_' and '-', and no backup's")
     key = key.strip().lower()
     if not KEY.fullmatch(key):
         raise KeysError("a public key has 64 hexadecimal digits")
@@ -96,9 +97,7 @@ def read_keys(folder: Path) -> Keys:
 def read_trusted(folder: Path) -> dict[bytes, str]:
     """The public keys of the other side, with their names. Raises OSError and `KeysError`."""
     found: dict[bytes, str] = {}
-    for path in sorted((folder / TRUSTED).iterdir()):
-        if path.name.startswith("."):
-            continue  # as editors leave them
+    for path in _trusted_files(folder):
         if len(found) == MAX_TRUSTED:
             raise KeysError(f"{path.parent} holds more than {MAX_TRUSTED} keys")
         found.setdefault(_read_key(path), path.name)
@@ -108,9 +107,17 @@ def read_trusted(folder: Path) -> dict[bytes, str]:
 def stamp_of_trusted(folder: Path) -> tuple[int, ...]:
     """Another one when a key has come, gone, or been written over. Raises OSError."""
     files = folder / TRUSTED
-    paths = [path for path in sorted(files.iterdir()) if not path.name.startswith(".")]
-    found = [files.stat(), *(path.stat() for path in paths)]
+    found = [files.stat(), *(path.stat() for path in _trusted_files(folder))]
     return tuple(part for one in found for part in (one.st_ino, one.st_mtime_ns, one.st_size))
+
+
+def _is_name(name: str) -> bool:
+    return NAME.fullmatch(name) is not None and not name.endswith(LEFT_BEHIND)
+
+
+def _trusted_files(folder: Path) -> list[Path]:
+    """Those whose name is one: what an editor leaves beside a key is none."""
+    return sorted(path for path in (folder / TRUSTED).iterdir() if _is_name(path.name))
 
 
 def _read_secret(path: Path) -> bytes:

@@ -19,6 +19,8 @@ MAX_WEIGHT = 1000.0
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,63}")
 ENTRY = re.compile(r"(?P<kind>[^*=;]+)(?:\*(?P<count>[^=;]*))?(?:=(?P<url>[^;]*))?(?P<rest>;.*)?")
 PLAIN = re.compile(r"[!-~]+")  # all that a request can have in its first line
+# A name or an address, and nothing of what libzmq reads beside it, such as `SOURCE;HOST` and `*`.
+FAR_HOST = re.compile(r"[a-z0-9._-]+|[0-9a-f:.]+(%[a-z0-9._-]+)?")
 MAX_LABEL = 63  # characters, of a part of a host's name
 OPTIONS = {
     "weight": "its share of the answers, beside those of the others",
@@ -208,7 +210,7 @@ def far_address(text: str) -> str:
     is_bare = text == f"{parts.scheme}://{parts.netloc}" and "@" not in text
     if parts.scheme != "tcp" or not port or not is_bare or not PLAIN.fullmatch(text):
         raise ValueError(problem)
-    if not _is_host(host):
+    if not FAR_HOST.fullmatch(host) or not _is_host(host):
         raise ValueError(problem)
     return text
 

@@ -59,13 +59,24 @@ class CallDelta(msgspec.Struct, frozen=True):
     function: CalledFunction | None = None
 
 
+class ContentPart(msgspec.Struct, frozen=True):
+    text: str | None = None
+
+
 class Delta(msgspec.Struct, frozen=True):
     """What is new. Servers have two names for thoughts."""
 
-    content: str | None = None
+    given: str | list[ContentPart] | None = msgspec.field(default=None, name="content")
     reasoning_content: str | None = None
     reasoning: str | None = None
     tool_calls: list[CallDelta] | None = None
+
+    @property
+    def content(self) -> str | None:
+        """Text. Some servers give it in parts; those that have none are left out."""
+        if isinstance(self.given, list):
+            return "".join(part.text or "" for part in self.given)
+        return self.given
 
 
 class Choice(msgspec.Struct, frozen=True):

@@ -225,7 +225,7 @@ class Asking:
         await self._engine.line.chat(body, self._take, max_bytes)
         if not self._has_ended:
             raise Broken("its answer breaks off")
-        self._take_text(Delta(content=self._seam.finish()))
+        self._take_text(Delta(self._seam.finish()))
 
     def _is_possible(self, usage: Usage) -> bool:
         most = MAX_PROMPT_TOKENS * (len(self._prompt_token_ids) + self._num_before)

@@ -24,7 +24,8 @@ def test_a_pair_is_made_once_and_its_secret_is_its_owner_s(tmp_path: Path) -> No
 def test_who_is_trusted_has_a_name(tmp_path: Path) -> None:
     ours, theirs = make_keys(tmp_path / "ours"), make_keys(tmp_path / "theirs")
     trust(tmp_path / "ours", "gpu-1", f" {theirs.upper()}\n")
-    (tmp_path / "ours" / "trusted" / ".swp").write_text("an editor's")
+    for name in (".swp", ".gpu-1.swp", "gpu-1~", "#gpu-1#", "gpu-1.bak", "gpu-1.orig"):
+        (tmp_path / "ours" / "trusted" / name).write_text("9" * 64)  # as editors leave them
     keys = read_keys(tmp_path / "ours")
     assert keys.trusted == {bytes.fromhex(theirs): "gpu-1"}
     assert keys.core.hex() == theirs != ours
@@ -37,6 +38,7 @@ def test_who_is_trusted_has_a_name(tmp_path: Path) -> None:
     [
         ("../up", "0" * 64, "is no name"),
         (".hidden", "0" * 64, "is no name"),
+        ("gpu.bak", "0" * 64, "is no name"),
         ("a", "0" * 63, "64 hexadecimal digits"),
         ("a", "g" * 64, "64 hexadecimal digits"),
     ],

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from server.config.engines import SOLE, EngineEntry, parse_engines
+from server.config.engines import SOLE, EngineEntry, far_address, parse_engines
 from server.config.settings import ConfigError, load_settings
 
 
@@ -119,6 +119,8 @@ def test_the_keys_that_an_administrator_names_lie_in_one_folder() -> None:
         ("native=tcp://u:w@a:7700;keys=/k", "one looks like tcp://HOST:PORT"),
         ("native=tcp://a..b:7700;keys=/k", "one looks like tcp://HOST:PORT"),
         ("native=tcp://größe:7700;keys=/k", "one looks like tcp://HOST:PORT"),
+        ("native=tcp://*:7700;keys=/k", "one looks like tcp://HOST:PORT"),
+        ("native=tcp://a!b:7700;keys=/k", "one looks like tcp://HOST:PORT"),
         ("native=tcp://a:7700", "needs ;keys=FOLDER, which `parley core keys` makes"),
         ("native*2=tcp://a:7700;keys=/k", "named for itself"),
         ("native;keys=/k", "native has no option 'keys'"),
@@ -163,3 +165,14 @@ def test_a_secret_in_an_address_is_not_repeated(address: str) -> None:
 def test_no_engine_at_all_is_refused() -> None:
     with pytest.raises(ValueError, match="from 1 to 64"):
         parse_engines(())
+
+
+@pytest.mark.parametrize("host", ["10.0.0.1:0;gpu1", "*", "eth0;gpu1", "a b", ""])
+def test_what_libzmq_reads_in_an_address_beside_host_and_port_is_none_of_ours(host: str) -> None:
+    with pytest.raises(ValueError, match="one looks like tcp://HOST:PORT"):
+        far_address(f"tcp://{host}:7700")
+
+
+@pytest.mark.parametrize("host", ["gpu1", "GPU-1.test.org", "10.0.0.1", "[::1]", "[fe80::1%eth0]"])
+def test_names_and_addresses_are_hosts(host: str) -> None:
+    assert far_address(f"tcp://{host}:7700") == f"tcp://{host}:7700"

@@ -45,6 +45,15 @@ async def test_an_answer_is_shown_as_it_comes_and_counted_by_the_engine(open_eng
     assert asked["stream"] is True and "continue_final_message" not in asked
 
 
+async def test_text_in_parts_is_text_and_what_is_none_is_left_out(open_engine: Open) -> None:
+    stand_in = StandIn()
+    asker = await open_engine(stand_in)
+    given: Any = [{"type": "text", "text": "One, "}, {"type": "image"}, {"text": "two."}]
+    stand_in.replies.append(Reply([chunk(given), chunk(reason="stop"), DONE]))
+    await asker.ask()
+    assert asker.text == "One, two."
+
+
 @pytest.mark.parametrize("number", [-1, 10**18])
 async def test_figures_that_cannot_be_are_not_believed(open_engine: Open, number: int) -> None:
     stand_in = StandIn()
