@@ -25,8 +25,11 @@ class Chat:
 
     @classmethod
     async def create(cls, store: SessionStore, *, uid: str = "alice", **fields: Any) -> Chat:
+        """A new session, which no session of a later call is as old as: lists have an order."""
         key = secrets.token_hex(8)
         created = await store.sessions.create(uid, idempotency_key=key, **fields)
+        while await store.client.now_ms() <= created.session.updated_at:
+            pass
         return cls(store, created.session.id, uid)
 
     def on(self, store: SessionStore) -> Chat:

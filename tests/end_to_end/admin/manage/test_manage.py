@@ -3,10 +3,12 @@
 import asyncio
 from typing import Any
 
+import httpx2
 import pytest
 
 from tests.end_to_end.clients.http_client import Http, ask_and_follow, code_of
 from tests.end_to_end.clients.operators import answering, audit, for_new_user, new_user
+from tests.end_to_end.frames.raw import RawSocket, request
 from tests.end_to_end.site.harness import Client, Server
 from tests.end_to_end.site.wiring import at_both
 from tests.helpers.patience import PATIENCE
@@ -205,3 +207,58 @@ async def says(admin: Http, replica: str, level: str) -> None:
             if level in [one["log_level"] for one in listed if one["id"] == replica]:
                 return
             await asyncio.sleep(0.05)  # it tells Redis, and nobody else
+
+
+async def test_a_restart_whose_operator_loses_the_right_meanwhile_does_not_happen(
+    two_workers: Server, admin: Http
+) -> None:
+    scopes = ["admin", "admin:operate"]
+    operator = await new_user(admin, roles=["user", "admin"], scopes=scopes)
+    (replica, *_) = (await admin.get("/v1/admin/replicas")).json()["replicas"]
+    body = b'{"reason": "too late"}'
+    headers = [
+        *(("Authorization", f"Bearer {operator['token']}"), ("Content-Type", "application/json")),
+        *(("Content-Length", str(len(body))), ("Expect", "100-continue")),
+    ]
+    path = f"/v1/admin/replicas/{replica['id']}/restart"
+    async with (
+        at_both(two_workers, token=operator["token"]) as sockets,
+        RawSocket(two_workers) as socket,
+    ):
+        waiting = await socket.ask(request(two_workers, "POST", path, headers))
+        assert waiting.status == 100  # let in, and its body is waited for
+        await admin.ask("DELETE", f"/v1/admin/users/{operator['id']}/tokens")
+        for other in sockets:  # by then each worker knows
+            await other.closed()
+        await socket.send(body)
+        refused = await socket.answer()
+    assert (refused.status, refused.error["code"]) == (401, "token_invalid")
+    entries = (await admin.get(f"/v1/admin/audit?target={replica['id']}")).json()["entries"]
+    assert "too late" not in [entry["reason"] for entry in entries]
+    listed = (await admin.get("/v1/admin/replicas")).json()["replicas"]
+    assert replica["pid"] in [one["pid"] for one in listed if not one["draining"]]
+
+
+@pytest.mark.slow
+async def test_a_restart_that_was_accepted_happens_once_although_its_operator_loses_the_right(
+    two_workers: Server, admin: Http
+) -> None:
+    scopes = ["admin", "admin:operate"]
+    operator = await new_user(admin, roles=["user", "admin"], scopes=scopes)
+    before = (await admin.get("/v1/admin/replicas")).json()["replicas"]
+    name = before[0]["id"]
+    async with Http(two_workers, operator["token"]) as http:
+        answer = await http.post(f"/v1/admin/replicas/{name}/restart", {"reason": "just in time"})
+        assert answer.status_code == 202
+    await admin.ask("DELETE", f"/v1/admin/users/{operator['id']}/tokens")
+    async with asyncio.timeout(PATIENCE):
+        while True:
+            try:
+                listed = (await admin.get("/v1/admin/replicas")).json()["replicas"]
+            except httpx2.HTTPError:
+                listed = before  # it was that worker's connection
+            if len(listed) == 2 and name not in [one["id"] for one in listed]:
+                break
+            await asyncio.sleep(0.1)  # as an operator would
+    assert before[1]["id"] in [one["id"] for one in listed]
+    assert (await audit(admin, name)).count("replica.restart") == 1
