@@ -31,7 +31,8 @@ async def newest_after(
 
     Asks each zset for its share and then only those for more that could still change the result.
     """
-    first, end, order = ("-inf", "+inf", ()) if oldest_first else ("+inf", "-inf", ("REV",))
+    first, end = ("-inf", "+inf") if oldest_first else ("+inf", "-inf")
+    order = [] if oldest_first else ["REV"]
     is_after = operator.gt if oldest_first else operator.lt
     share = max(1, min(count, 4 + 2 * count // len(keys))) if count > 0 else 0
     begin = first if position is None else position[0]
