@@ -12,6 +12,7 @@ from tests.end_to_end.frames.client_model import Frame
 from tests.end_to_end.oracle.connection_check import Connection, response_of
 
 HEARD_SECONDS = 1.0  # after its end was sent, for an engine to say no more
+CLOCK_SECONDS = 0.1  # between the clocks of Redis and of engines, on one machine
 LEAD_SECONDS = 30.0  # that a fault of an engine may be felt later: by then it counts as dead
 
 
@@ -113,6 +114,12 @@ class Claim:
         return int(self.done["fence"]) - 1
 
     @property
+    def begun_at(self) -> float:
+        """When its worker began it, by this machine's monotonic clock; 0.0 if that is not said."""
+        created_ms = self.done["response"].get("created_at")
+        return created_ms / 1000 - time.time() + time.monotonic() if created_ms else 0.0
+
+    @property
     def restarts(self) -> int:
         return int(self.done["response"].get("restarts", 0))
 
@@ -167,10 +174,12 @@ def _of_one(
 ) -> Iterator[str]:
     since, most = claim.created_at - LEAD_SECONDS, claim.num_takeovers
     if claim.done["engine"] == "released":
-        # After a takeover that is said of what the last owner has asked for.
-        own = max((one.began_at for one in asked if one.began_at < claim.done_at), default=0.0)
+        # Not of what another answer to the same words had asked for before; and after a takeover
+        # of what the last owner has.
+        begun = claim.begun_at - CLOCK_SECONDS
+        last = max((one.began_at for one in asked if one.began_at < claim.done_at), default=0.0)
         for one in asked:
-            if most and one.began_at < own:
+            if one.began_at < (last if most else begun):
                 continue
             if one.began_at < claim.done_at < one.last_at - HEARD_SECONDS:
                 yield f"I12 {claim.response_id} is said to be released, and {one} goes on"

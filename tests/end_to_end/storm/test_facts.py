@@ -1,5 +1,6 @@
 """The judge of what is said of engines finds what is planted, and nothing in what is true."""
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +83,17 @@ def test_a_stop_that_is_reported_as_confirmed_and_is_not_is_found(scene: Scene) 
     assert "said to be released" in scene.finds()
     scene.claim.done = scene.done("client_cancelled")
     assert scene.finds() == ""
+
+
+def test_what_an_earlier_answer_to_the_same_words_had_asked_for_is_not_this_ones(
+    scene: Scene,
+) -> None:
+    scene.claim.done = scene.done(engine="released")
+    scene.claim.done["response"]["created_at"] = 1000 * (time.time() - time.monotonic() + 105.0)
+    scene.writes(101.0, 113.0)
+    assert scene.finds() == ""
+    scene.writes(105.0, 113.0, pid=2)
+    assert "said to be released" in scene.finds()
 
 
 def test_a_stop_is_confirmed_for_what_the_last_owner_has_asked_for(scene: Scene) -> None:
