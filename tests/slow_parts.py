@@ -25,7 +25,7 @@ PARTS = {
     "end_to_end/browser/": "browser",
     "end_to_end/browsers/": "browsers",
     "end_to_end/looks/": "looks",
-    "end_to_end/admin/": "outages",
+    "end_to_end/admin/": "console",
     "end_to_end/terminal/test_logs.py": "outages",
     "end_to_end/terminal/test_terminal_deaths.py": "outages",
     "end_to_end/faults/test_core_faults.py": "outages",
