@@ -132,7 +132,8 @@ class Engine:
             self.process.kill()
             self.process.wait()
             assert self.process.stdin is not None
-            self.process.stdin.close()
+            with contextlib.suppress(BrokenPipeError):  # what it was told last
+                self.process.stdin.close()
             self._facts.died(self.process.pid)
             self.process = None
 
