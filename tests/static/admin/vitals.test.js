@@ -87,3 +87,19 @@ test("a worker whose log takes nothing more says so", () => {
   const replicas = [worker(1, { log_lines_lost: 3 }), worker(2)];
   assert.equal(said(vitals({ replicas }))[2], "Worker vm · 1: warn, its log takes nothing more");
 });
+
+test("engines of one name are told apart by their models, and none is well whose model is not loaded", () => {
+  const engine = (name, model, state) => ({ name, model, state, heard_ms: state === "ready" ? 0 : undefined });
+  const engines = [
+    engine("native-1", "oracle", "ready"),
+    engine("native-2", "oracle", "ready"),
+    engine("native-1", "other", "not_loaded"),
+    engine("third", "other", "not_loaded"),
+  ];
+  assert.deepEqual(said(vitals({ engines })).slice(1, 5), [
+    "Engine native-1 of oracle: good, 0 s",
+    "Engine native-2: good, 0 s",
+    "Engine native-1 of other: idle, not loaded",
+    "Engine third: idle, not loaded",
+  ]);
+});

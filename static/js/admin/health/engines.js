@@ -11,6 +11,7 @@ const STATES = {
   preparing: ["warn", "preparing"],
   paused: ["warn", "paused"],
   asleep: ["idle", "asleep"],
+  not_loaded: ["idle", "not loaded"],
   stalled: ["bad", "stalled"],
   dead: ["bad", "away"],
   failed: ["bad", "failed"],

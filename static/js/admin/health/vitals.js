@@ -20,6 +20,7 @@ const ENGINE_WORDS = {
   connecting: ["warn", "is starting"],
   preparing: ["warn", "is starting"],
   asleep: ["idle", "asleep"],
+  not_loaded: ["idle", "not loaded"],
 };
 
 /**
@@ -49,7 +50,9 @@ function redisVital({ state, since: changedAt, heard_ms: heard, problems }, sinc
 
 function engineVital({ name, model, state, draining, heard_ms: heard }, engines, since) {
   const isAlone = engines.filter((one) => one.model === model).length === 1;
-  const part = { key: `engine ${model} ${name}`, label: engines.length === 1 ? "Engine" : `Engine ${isAlone ? model : name}` };
+  const isNamesake = engines.some((one) => one.name === name && one.model !== model);
+  const named = isAlone ? model : isNamesake ? `${name} of ${model}` : name;
+  const part = { key: `engine ${model} ${name}`, label: engines.length === 1 ? "Engine" : `Engine ${named}` };
   const [tone, word] = ENGINE_WORDS[state] ?? [];
   if (tone) return { ...part, tone, word };
   const age = (heard ?? 0) + since;
