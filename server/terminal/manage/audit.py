@@ -34,7 +34,7 @@ def show_audit(
     entries = find_entries(
         client,
         limit,
-        actor=actor if actor is None or actor in BUILT_IN else find_user(client, actor)["id"],
+        actor=None if actor is None else _id_of(client, actor),
         action=action,
         target=target,
         since=None if since is None else moment_of(since, "--since", now_ms),
@@ -45,6 +45,13 @@ def show_audit(
         words = (entry[name] for name in ("actor", "action", "target", "reason", "address"))
         table.add(second(entry["at"]), *words)
     return Told(entries, table if entries else "Nothing fits.")
+
+
+def _id_of(client: AdminClient, actor: str) -> str:
+    """An id is taken as it is: what a user did who was removed stays in the log."""
+    if actor in BUILT_IN or actor.startswith("usr_"):
+        return actor
+    return str(find_user(client, actor)["id"])
 
 
 def find_entries(client: AdminClient, limit: int, **filters: Any) -> list[dict[str, Any]]:

@@ -41,6 +41,12 @@ def test_who_did_it_is_found_by_name_and_what_is_built_in_as_it_is() -> None:
     assert client.asked[-1][2]["actor"] == "admin"
 
 
+def test_what_somebody_did_who_was_removed_is_found_by_their_id() -> None:
+    client = Played({"/audit": page()})  # which knows no such user
+    show_audit(client, actor="usr_gone")
+    assert client.asked[-1][2]["actor"] == "usr_gone"
+
+
 @pytest.mark.row("B60")
 def test_reasons_and_addresses_command_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     names = ("actor", "action", "target", "reason", "address")
