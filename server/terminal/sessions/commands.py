@@ -49,7 +49,8 @@ def sessions(
 def stop_session(client: AdminClient, session: str, reason: Reason = "") -> Told:
     """Stop a session's answers."""
     stopped = client.post(f"/sessions/{quoted(session)}/stop", reason=reason)["responses"]
-    return Told(stopped, [f"{one['id']} {one['status']}" for one in stopped])
+    lines = [f"{one['id']} {one['status']}" for one in stopped]
+    return Told(stopped, lines or "nothing was being answered")
 
 
 @admin_command(app, "evict")
