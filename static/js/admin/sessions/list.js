@@ -38,6 +38,7 @@ const ORDERS = [
 function Filters({ admin, state }) {
   const { model = "", worker = "", sort = "" } = admin.route.params;
   const { workers } = admin.state(admin.strip);
+  const orders = ORDERS.filter(([order]) => !order || state.isWhole || state.orders.includes(order.replace(/^-/, "")));
   return html`<form class="filters" onSubmit=${(event) => event.preventDefault()}>
     <${Segments} label="Which sessions" value=${state.isActive ? "" : "all"}
       choices=${[["", "Being answered"], ["all", "All"]]}
@@ -47,7 +48,7 @@ function Filters({ admin, state }) {
       choices=${[["", "Every worker"], ...workers.value.present.map(({ id }) => [id, shortReplica(id)])]}
       onPick=${(worker) => state.filter({ worker, show: null })} />
     <span class="of-phones">
-      <${Choice} label="Order" value=${sort} choices=${ORDERS} onPick=${(sort) => state.sort(sort)} />
+      <${Choice} label="Order" value=${sort} choices=${orders} onPick=${(sort) => state.sort(sort)} />
     </span>
   </form>`;
 }
@@ -94,7 +95,7 @@ function List({ admin, state, found }) {
     if (q || user || model || worker) return html`<${Empty}>${state.looked.value ? "Nothing fits, to the oldest chat." : "Nothing fits."}<//>`;
     return html`<${Empty}>${state.isActive ? "Nobody is being answered right now." : "No sessions yet."}<//>`;
   }
-  const isWhole = !found.next_cursor && state.pageNumber === 1;
+  const { isWhole } = state;
   const columns = columnsOf(admin, state, isWhole);
   return html`<${Table} label="Sessions" kind="of-sessions" columns=${columns}
     rows=${isWhole ? inOrder(rows, columns, sort) : rows} keyOf=${({ id }) => id}

@@ -72,6 +72,11 @@ class Sessions {
     return this.list.value.value?.isByTitle ? [] : OTHER_ORDERS;
   }
 
+  /** Whether the page has all rows, which can then be ordered here. */
+  get isWhole() {
+    return !this.list.value.value?.next_cursor && this.pageNumber === 1;
+  }
+
   async #readList(api, cursor = this.admin.route.params.after, isByTitle = this.admin.route.params.by === "title") {
     const { q, user, model, worker, sort = "" } = this.admin.route.params;
     const page = { limit: PAGE, cursor };
