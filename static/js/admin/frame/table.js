@@ -17,7 +17,7 @@ import { directionOf, nextOrder } from "./order.js";
  */
 export function Table({ label, kind = "", columns, rows, keyOf, order = "", onOrder, onOpen, openKey = null }) {
   // It may scroll: where it has no button of its own, the keys must get there all the same.
-  const region = !onOpen && !onOrder && { role: "region", "aria-label": label, tabindex: 0 };
+  const region = !onOpen && !onOrder && { role: "group", "aria-label": label, tabindex: 0 };
   const kinds = columns.map(kindOf);
   return html`<div class="list-place" ...${region}>
     <table class=${["list", onOpen && "opens", kind].filter(Boolean).join(" ")} aria-label=${label}>
