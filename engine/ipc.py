@@ -185,6 +185,9 @@ class Pong(Message, frozen=True, tag="pong"):
     stats: SchedulerStats | None = None  # so that an idle client knows the load as well
 
 
+STOPPED = "the engine core was stopped"  # a reason that no request can be to blame for
+
+
 class Dead(Message, frozen=True, tag="dead"):
     """The core is about to exit: no request of this epoch will produce anything more."""
 

@@ -38,7 +38,7 @@ from engine.core.scheduling.scheduler import Scheduler
 from engine.core.scheduling.sequence import Launch, ScheduledSequence, Tokens
 from engine.core.step_loop import EngineCore
 from engine.errors import UnsupportedModelError
-from engine.ipc import Ready
+from engine.ipc import STOPPED, Ready
 from engine.log import configure_log
 
 logger = logging.getLogger("engine.core")
@@ -91,7 +91,7 @@ def main() -> int:
         logger.exception("the step loop failed")
         io.close(f"{type(error).__name__} in the step loop")
         return 1
-    io.close("the engine core was stopped")
+    io.close(STOPPED)
     if core.is_waking:  # Python's end would unwind a thread amid torch's code
         logging.shutdown()
         os._exit(0)

@@ -39,6 +39,7 @@ from engine.client.parsing.grammar import Grammar
 from engine.client.parsing.marks import Marks
 from engine.client.parsing.parser import AnswerParser
 from engine.client.requests.core_link import CANNOT_CONTINUE
+from engine.ipc import STOPPED
 from engine.lora import ADAPTER_FILES, LoRARequest, hash_adapter
 from engine.outputs import CompletionOutput, OutputError, RequestMetrics, TokenCounts
 from engine.sampling_params import MIN_TEMPERATURE
@@ -50,6 +51,7 @@ __all__ = [
     "ADAPTER_FILES",
     "CANNOT_CONTINUE",
     "MIN_TEMPERATURE",
+    "STOPPED",
     "AnswerParser",
     "ChatTemplateError",
     "CompletionOutput",

@@ -26,7 +26,7 @@ from engine.errors import (
     QueueOverflowError,
     RetryableRequestError,
 )
-from engine.ipc import AddRequest, Ready, SchedulerStats, SequenceOutput
+from engine.ipc import STOPPED, AddRequest, Ready, SchedulerStats, SequenceOutput
 from engine.lora import LoRARequest
 
 logger = logging.getLogger(__name__)
@@ -253,7 +253,7 @@ class CoreClient:
             if self._resubmission is None:
                 self._end_all(reason)
             else:
-                self._hold_all(self._resubmission)
+                self._hold_all(self._resubmission, reason)
         if self._report_state is not None:
             self._report_state(state, reason)
 
@@ -276,14 +276,14 @@ class CoreClient:
 
     # ---- from one core to the next
 
-    def _hold_all(self, resubmission: Resubmission) -> None:
+    def _hold_all(self, resubmission: Resubmission, reason: str) -> None:
         """The core is gone: what it had still said counts, what goes on waits for the next one."""
         self._lost_ids = [state.internal_id for state in self._states() if state.in_core]
         self._process_all()
         for state in self._states():
             if state.is_aborting:
                 self._end_unconfirmed(state)
-        resubmission.take_back()
+        resubmission.take_back(is_meant=reason == STOPPED)
         if self._gap_timer is None and self._loop is not None and resubmission.waiting():
             self._gap_timer = self._loop.call_later(MAX_GAP_SECONDS, self._end_gap)
 

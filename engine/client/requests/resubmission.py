@@ -39,8 +39,11 @@ class Resubmission:
         states = self._requests.request_states.values()
         return [state for state in states if state.submission is not None and not state.in_core]
 
-    def take_back(self) -> None:
-        """The core is gone: all its requests wait from now on, or end if it was one too many."""
+    def take_back(self, *, is_meant: bool = False) -> None:
+        """The core is gone: all its requests wait from now on, or end if it was one too many.
+
+        `is_meant`: it was told to end, so that none of them is what killed it.
+        """
         for state in list(self._requests.request_states.values()):
             submission = state.submission
             if submission is None or not state.in_core:
@@ -48,7 +51,7 @@ class Resubmission:
             state.in_core = False
             if len(state.token_ids) > submission.num_tokens:
                 submission.num_in_vain = 0
-            elif state.queue_position is None:  # one that only waited its turn did no harm
+            elif state.queue_position is None and not is_meant:  # who only waited did no harm
                 submission.num_in_vain += 1
             if submission.num_in_vain == MAX_CORES_IN_VAIN:
                 problem = f"{MAX_CORES_IN_VAIN} engine cores died before it had another token"

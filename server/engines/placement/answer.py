@@ -144,9 +144,10 @@ class PlacedAnswer:
             self.member.num_answers -= 1
             self.member = None
 
-    def note_loss(self) -> None:
-        """Its engine has died."""
-        if not self.has_new_tokens and not self._is_queued:  # one that only waited did no harm
+    def note_loss(self, *, is_meant: bool) -> None:
+        """Its engine has died, or was told to end: that is no answer's doing."""
+        is_blameless = is_meant or self._is_queued  # one that only waited did no harm
+        if not self.has_new_tokens and not is_blameless:
             self._num_in_vain += 1
         self._forgive()
         if self._num_in_vain >= MAX_ENGINES_IN_VAIN:

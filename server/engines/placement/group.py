@@ -13,6 +13,7 @@ from typing import Any
 
 from server.config.models import EngineStatus
 from server.engines.client import (
+    STOPPED,
     Computing,
     CoreState,
     DeltaCallback,
@@ -88,7 +89,7 @@ class EngineGroup:
 
     def _take_state(self, member: Member, state: CoreState, reason: str) -> None:
         if state is CoreState.DEAD:
-            self.answers.note_loss(member)
+            self.answers.note_loss(member, is_meant=reason == STOPPED)
         self.look(reason)
 
     def look(self, reason: str = "") -> None:

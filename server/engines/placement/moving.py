@@ -213,11 +213,14 @@ class MovingAnswers:
         assert answer.member is not None
         self._background.spawn(answer.member.engine.abort(answer.request_id))
 
-    def note_loss(self, member: Member) -> None:
-        """An engine has died. One that cannot move stays with it, whose client sees what it has."""
+    def note_loss(self, member: Member, *, is_meant: bool) -> None:
+        """An engine has died, or has ended as it was told to.
+
+        One that cannot move stays with it, whose client sees what it has.
+        """
         for answer in self.at(member):
             if not answer.is_moving and answer.can_move and self._leaves(answer, member):
-                answer.note_loss()
+                answer.note_loss(is_meant=is_meant)
             if answer.problem is not None:  # also where it would wait for the next core
                 self._tell_to_end(answer)
 

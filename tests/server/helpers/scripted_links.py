@@ -110,9 +110,9 @@ class ScriptedLink:
     def load(self, num_running: int, num_waiting: int = 0, num_free: int = NUM_BLOCKS) -> None:
         self.stats = SchedulerStats(num_running, num_waiting, 0, NUM_BLOCKS, num_free)
 
-    def die(self) -> None:
+    def die(self, reason: str = "it died") -> None:
         self.ready = None
-        self._enter(CoreState.DEAD, "it died")
+        self._enter(CoreState.DEAD, reason)
 
     def come(self) -> None:
         """Another core is there."""

@@ -15,7 +15,16 @@ from engine.client.requests.core_client import MAX_OUTPUTS_PER_TURN
 from engine.client.requests.core_connection import CoreConnection
 from engine.client.requests.core_link import CoreState
 from engine.errors import EngineDeadError, RetryableRequestError
-from engine.ipc import Abort, AddRequest, Dead, SequenceOutput, StepOutputs, UtilityReply, encode
+from engine.ipc import (
+    STOPPED,
+    Abort,
+    AddRequest,
+    Dead,
+    SequenceOutput,
+    StepOutputs,
+    UtilityReply,
+    encode,
+)
 from engine.outputs import RequestOutput
 from engine.sampling_params import RequestOutputKind, SamplingParams
 from tests.engine.helpers.scripted_core import ScriptedCore
@@ -345,6 +354,19 @@ async def test_cores_that_die_while_a_request_waits_its_turn_do_not_count(cores:
         await cores.engine.check_health()
         await cores.replace()
     assert cores.engine.get_num_unfinished_requests() == 2
+
+
+async def test_cores_that_are_told_to_end_make_no_request_a_suspect(cores: Cores) -> None:
+    streams = [await cores.add(f"r{n}") for n in range(2)]
+    for _ in range(3):  # before any token
+        for _ in streams:
+            await cores.receive(AddRequest)
+        cores.core.send(Dead(STOPPED))
+        await settle(lambda: cores.engine.core_state is CoreState.DEAD)
+        await cores.replace()
+    for _ in streams:
+        cores.core.emit((await cores.receive(AddRequest)).request_id, A, finish="length")
+    assert [(await rest(stream))[0] for stream in streams] == ["a"] * 2
 
 
 async def test_request_that_no_longer_fits_fails_alone(cores: Cores) -> None:

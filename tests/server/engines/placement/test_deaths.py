@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from server.engines.client import (
+    STOPPED,
     CoreState,
     RequestOutputKind,
 )
@@ -169,6 +170,22 @@ async def test_an_answer_that_kills_two_engines_kills_no_third() -> None:
     assert "2 engines died" in reader.end.error.message
     assert sum(len(link.sent) for link in site.links.values()) == 2
     site.close()
+
+
+async def test_engines_that_are_told_to_end_make_no_answer_a_suspect(site: Site) -> None:
+    ids = ids_of(site)
+    readers = [site.read(name) for name in ("r", "s")]
+    await site.settle()
+    for _ in range(2):  # before any token
+        for name in "ab":
+            site.links[name].die(STOPPED)
+            await site.settle()
+            site.links[name].come()
+            await site.settle()
+    for name in ("r", "s"):
+        site.at(name)[0].emit(name, *ids, finish_reason="length")
+    await asyncio.gather(*(reader.task for reader in readers))
+    assert [reader.text for reader in readers] == [ANSWER] * 2
 
 
 async def test_suspects_are_tried_one_by_one_after_all_that_are_harmless(site: Site) -> None:
