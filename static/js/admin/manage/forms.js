@@ -1,4 +1,4 @@
-/** The dialog that shows a secret this once, and what fields of numbers say. */
+/** The dialog that shows a secret this once. */
 
 import { Dialog } from "../../widgets/dialog.js";
 import { html } from "../../widgets/html.js";
@@ -30,6 +30,3 @@ function Secret({ admin, title, text, secret }) {
     </div>
   <//>`;
 }
-
-/** What stands in a field of a number that may be missing: "" is null. */
-export const numberOf = (text) => (String(text).trim() === "" ? null : Number(text));

@@ -11,8 +11,8 @@ import { Reading, readOpen } from "../frame/reading.js";
 import { Table } from "../frame/table.js";
 import { count, date } from "../frame/words.js";
 import { Facts, of, quotaFields, quotaText } from "./drawer.js";
-import { numberOf } from "./forms.js";
 import { Paged } from "./paged.js";
+import { quotasOf } from "./quotas.js";
 
 const EVERY_MS = 3000;
 
@@ -63,8 +63,12 @@ class Groups {
       text: "What is empty has no limit.",
       deed: "Save",
       fields: [{ name: "name", label: "Name", value: group.name, isNeeded: true }, ...quotaFields(group.quotas, "no limit")],
-      act: (values) =>
-        this.admin.act((api) => api.patch(pathOf(group), { name: values.name, quotas: quotasOf(values) }), "Saved."),
+      act: (values) => {
+        const open = this.details.value.value?.group;
+        const { quotas } = open?.id === group.id ? open : group;
+        const body = { name: values.name === group.name ? undefined : values.name, quotas: quotasOf(values, group.quotas, quotas) };
+        return this.admin.act((api) => api.patch(pathOf(group), body), "Saved.");
+      },
     });
   }
 
@@ -86,11 +90,6 @@ class Groups {
 }
 
 const pathOf = (group) => `/groups/${encodeURIComponent(group.id)}`;
-const quotasOf = ({ tokens_per_day, sessions, answers }) => ({
-  tokens_per_day: numberOf(tokens_per_day),
-  sessions: numberOf(sessions),
-  answers: numberOf(answers),
-});
 
 export const TAB = { id: "groups", label: "Groups", group: "Manage", icon: People, open: (admin) => new Groups(admin), View: GroupsView };
 

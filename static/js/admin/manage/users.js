@@ -11,8 +11,9 @@ import { Reading, readOpen } from "../frame/reading.js";
 import { Table } from "../frame/table.js";
 import { ago, count, date, size } from "../frame/words.js";
 import { Facts, of, quotaFields, quotaText } from "./drawer.js";
-import { numberOf, showOnce } from "./forms.js";
+import { showOnce } from "./forms.js";
 import { Paged } from "./paged.js";
+import { numberOf, quotasOf } from "./quotas.js";
 
 const EVERY_MS = 5000;
 const SCOPES = [
@@ -65,7 +66,7 @@ class Users {
       ],
       act: ({ name, purpose, days, admin }) => {
         const roles = admin ? ["user", "admin"] : ["user"];
-        const body = { name, purpose, roles, expires_in_s: secondsOf(days) };
+        const body = { name, purpose, roles, scopes: admin ? ["admin"] : [], expires_in_s: secondsOf(days) };
         return this.admin.act((api) => api.post("/users", body), "Added.");
       },
       then: (user) => {
@@ -89,8 +90,12 @@ class Users {
         { name: "user", label: "May chat", kind: "check", value: user.roles.includes("user") },
         { name: "admin", label: "May be an admin", kind: "check", value: user.roles.includes("admin") },
       ],
-      act: ({ name, user: chats, admin }) =>
-        this.change(user, { name, roles: [chats && "user", admin && "admin"].filter(Boolean) }, "Saved."),
+      act: ({ name, user: chats, admin }) => {
+        // Only what was changed here: another admin may have changed the rest meanwhile.
+        const isOther = chats !== user.roles.includes("user") || admin !== user.roles.includes("admin");
+        const roles = isOther ? [chats && "user", admin && "admin"].filter(Boolean) : undefined;
+        return this.change(user, { name: name === user.name ? undefined : name, roles }, "Saved.");
+      },
     });
   }
 
@@ -100,7 +105,11 @@ class Users {
       text: "What is empty is as the server's settings say; 0 is no limit.",
       deed: "Save",
       fields: quotaFields(user.quotas, "as the settings say"),
-      act: (values) => this.change(user, { quotas: quotasOf(values) }, "Saved."),
+      act: (values) => {
+        const open = this.details.value.value?.user;
+        const { quotas } = open?.id === user.id ? open : user;
+        return this.change(user, { quotas: quotasOf(values, user.quotas, quotas) }, "Saved.");
+      },
     });
   }
 
@@ -195,11 +204,6 @@ class Users {
 
 const pathOf = (user) => `/users/${encodeURIComponent(user.id)}`;
 const secondsOf = (days) => (numberOf(days) === null ? null : numberOf(days) * 86_400);
-const quotasOf = ({ tokens_per_day, sessions, answers }) => ({
-  tokens_per_day: numberOf(tokens_per_day),
-  sessions: numberOf(sessions),
-  answers: numberOf(answers),
-});
 
 export const TAB = { id: "users", label: "Users", group: "Manage", icon: Person, open: (admin) => new Users(admin), View: UsersView };
 

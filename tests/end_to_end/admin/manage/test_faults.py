@@ -8,8 +8,8 @@ from tests.end_to_end.admin.manage.test_page import press, tab, write
 from tests.end_to_end.browser.test_browser import browser as browser  # the fixture
 from tests.end_to_end.browser.test_browser import pytestmark as needs_browser
 from tests.end_to_end.clients.http_client import Http
-from tests.end_to_end.clients.operators import new_user
-from tests.end_to_end.site.harness import Server
+from tests.end_to_end.clients.operators import answering, new_user
+from tests.end_to_end.site.harness import Client, Server
 
 pytestmark = [*needs_browser, pytest.mark.slow]
 
@@ -122,3 +122,50 @@ async def test_nothing_looks_like_an_outage_when_the_page_itself_was_held_up(pag
         async with page.expect_response("**/v1/admin/health"):
             pass
     assert await page.evaluate("window.sawTrouble ?? null") is None
+
+
+async def test_a_dialog_that_was_open_gives_no_role_back_that_another_admin_took(
+    page: Page, admin: Http
+) -> None:
+    user = await new_user(admin, roles=["user", "admin"])
+    path = f"/v1/admin/users/{user['id']}"
+    await page.evaluate(GO, f"users?open={user['id']}")
+    await press(page, "Change …")
+    assert (await admin.ask("PATCH", path, json={"roles": ["user"]})).status_code == 200
+    await write(page, "Name", "Ada King")
+    await press(page, "Save")
+    await expect(page.get_by_role("dialog")).to_have_count(0)
+    changed = (await admin.get(path)).json()
+    assert (changed["name"], changed["roles"]) == ("Ada King", ["user"])
+
+
+async def test_a_new_admin_can_sign_in_with_the_token_that_is_shown(
+    page: Page, two_workers: Server
+) -> None:
+    await tab(page, "Users")
+    await press(page, "Add a user …")
+    await write(page, "Name", "Grace")
+    await page.get_by_role("dialog").get_by_label("May be an admin").check()
+    await press(page, "Add")
+    secret = page.get_by_role("dialog").get_by_role("textbox", name="The token of")
+    async with Http(two_workers, await secret.input_value()) as http:
+        assert (await http.get("/v1/admin/health")).json()["scopes"] == ["admin"]
+
+
+async def test_a_stop_whose_worker_is_silent_is_not_said_to_be_done(
+    page: Page, two_workers: Server, admin: Http
+) -> None:
+    user = await new_user(admin)
+
+    async def silent(route: Route) -> None:
+        response = await route.fetch()
+        told = [one | {"status": "in_progress"} for one in (await response.json())["responses"]]
+        await route.fulfill(status=202, json={"responses": told})
+
+    await page.route("**/stop", silent)
+    async with Client(two_workers, token=user["token"]) as client:
+        session, _ = await answering(client)
+        await page.evaluate(GO, f"sessions?open={session}")
+        await press(page, "Stop")
+        await expect(page.get_by_text("the worker of the answer is silent")).to_be_visible()
+        await expect(page.get_by_text("Stopped.")).to_have_count(0)
