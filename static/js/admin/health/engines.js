@@ -75,7 +75,7 @@ function columnsOf(admin, engines) {
     { id: "kv", label: "KV in use", number: true, cell: ({ kv_blocks: all, kv_blocks_free: free }) => (all ? `${Math.round((100 * (all - free)) / all)} %` : null) },
     { id: "sessions", label: "Sessions", number: true, cell: ({ sessions }) => known(sessions) },
     { id: "exactness", label: "If it dies, an answer", cell: ({ exactness }) => EXACTNESS[exactness] ?? null },
-    { id: "deeds", label: "What can be done", isDeed: true, kind: "deeds", cell: (engine) => html`<${Deeds} admin=${admin} engine=${engine} />` },
+    { id: "deeds", label: "What can be done", isDeed: true, kind: "deeds", cell: (engine) => html`<${Deeds} admin=${admin} engine=${engine} models=${modelsWith(engines, engine.name)} />` },
   ];
 }
 
@@ -88,18 +88,24 @@ function State({ engine: { state, draining } }) {
   return html`<span class=${`state ${draining && tone === "good" ? "warn" : tone}`}>${draining ? `${word}, draining` : word}</span>`;
 }
 
-function Deeds({ admin, engine }) {
+/** Engines of one name in several models are drained and removed together. */
+function modelsWith(engines, name) {
+  const models = engines.filter((one) => one.name === name).map(({ model }) => model);
+  return models.length > 1 ? `Of all models that have an engine of this name: ${models.join(", ")}. ` : "";
+}
+
+function Deeds({ admin, engine, models }) {
   const { name, state, url, isAlone } = engine;
   const canRestart = !url && RUNNING.has(state) && admin.may(OPERATE);
-  return html`${!isAlone && html`<${Draining} admin=${admin} engine=${engine} />`}
+  return html`${!isAlone && html`<${Draining} admin=${admin} engine=${engine} models=${models} />`}
     ${canRestart && html`<button type="button" class="plain small" aria-label=${`Restart ${name}`} onClick=${() => restart(admin, engine)}>Restart …</button>`}
-    ${!isAlone && html`<button type="button" class="plain small danger" aria-label=${`Remove ${name}`} onClick=${() => remove(admin, name)}>Remove …</button>`}`;
+    ${!isAlone && html`<button type="button" class="plain small danger" aria-label=${`Remove ${name}`} onClick=${() => remove(admin, name, models)}>Remove …</button>`}`;
 }
 
 /** One button, which keeps the focus. */
-function Draining({ admin, engine: { name, draining } }) {
+function Draining({ admin, engine: { name, draining }, models }) {
   const [word, dots, deed] = draining ? ["Undrain", "", resume] : ["Drain", " …", drain];
-  return html`<button type="button" class="plain small" aria-label=${`${word} ${name}`} onClick=${() => deed(admin, name)}>${word}${dots}</button>`;
+  return html`<button type="button" class="plain small" aria-label=${`${word} ${name}`} onClick=${() => deed(admin, name, models)}>${word}${dots}</button>`;
 }
 
 const pathOf = (name) => `/engines/${encodeURIComponent(name)}`;
@@ -108,19 +114,19 @@ function resume(admin, name) {
   return admin.act((api) => api.post(`${pathOf(name)}/resume`), `${name} takes new answers.`);
 }
 
-function drain(admin, name) {
+function drain(admin, name, models) {
   ask(admin, {
     title: `Drain ${name}`,
-    text: "It takes no new answers. Those that it has end there.",
+    text: `${models}It takes no new answers. Those that it has end there.`,
     check: "Have them go on at other engines at once",
     deed: "Drain",
     act: ({ isChecked: move }) => admin.act((api) => api.post(`${pathOf(name)}/drain`, { move }), `${name} is draining.`),
   });
 }
 
-function restart(admin, { name, model }) {
+function restart(admin, { name, model, isAlone }) {
   ask(admin, {
-    title: `Restart ${name}`,
+    title: isAlone ? `Restart ${name}` : `Restart ${name} of ${model}`,
     text: "Its answers stand still until it is ready, then go on with the same text: seconds for a small model, minutes for a large one.",
     reason: WHY,
     deed: "Restart",
@@ -129,10 +135,10 @@ function restart(admin, { name, model }) {
   });
 }
 
-function remove(admin, name) {
+function remove(admin, name, models) {
   ask(admin, {
     title: `Remove ${name}`,
-    text: "Its answers go on at other engines. Five seconds later its process ends, if it is ours.",
+    text: `${models}Its answers go on at other engines. Five seconds later its process ends, if it is ours.`,
     deed: "Remove",
     danger: true,
     act: () => admin.act((api) => api.delete(pathOf(name)), `${name} is being removed.`),

@@ -188,7 +188,7 @@ class Sessions {
 
   stop(id) {
     const path = `/sessions/${encodeURIComponent(id)}/stop`;
-    return this.admin.act((api) => api.post(path, { reason: "admin page" }), "Stopped.");
+    return this.admin.act((api) => api.post(path, { reason: "admin page" }), stopText);
   }
 
   evict(id) {
@@ -208,6 +208,14 @@ class Sessions {
   unlock(id) {
     return this.admin.act((api) => api.post(`/sessions/${encodeURIComponent(id)}/unlock`), "Unlocked.");
   }
+}
+
+const ENDED = new Set(["completed", "incomplete", "cancelled", "failed"]);
+
+/** A silent worker's answers end when it speaks again, or when another one takes them over. */
+function stopText({ responses }) {
+  if (responses.every(({ status }) => ENDED.has(status))) return responses.length ? "Stopped." : "Nothing was being answered.";
+  return "The stop is asked for: the worker of the answer is silent.";
 }
 
 export const TAB = {
