@@ -4,8 +4,9 @@ import re
 
 MASK = "•••"
 
-# As a path it has one slash less; a password may hold what should have been escaped. To the last @.
-_USER_OF_URL = re.compile(r"(:/{1,2})(?:(?!,\s).)*@", re.DOTALL)
+# As a path it has one slash less; a password may hold what should have been escaped. To the last @
+# before another URL of the list.
+_USER_OF_URL = re.compile(r"(:/{1,2})(?:(?!,\s\S*:/).)*@", re.DOTALL)
 # An engine's `keys=` names a folder.
 _SECRET_OF_URL = re.compile(
     r"([?&;](?!keys=)[\w.%-]*(?:pass|token|secret|key|auth|sig|credential)[\w.%-]*=)[^&;#\s]+",

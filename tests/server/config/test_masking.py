@@ -17,6 +17,7 @@ from server.config.masking import MASK, masked
         ("no url at all: a@b", "no url at all: a@b"),
         ("https://a:p@h, https://b:q@i", f"https://{MASK}@h, https://{MASK}@i"),
         ("redis://:p/w?#@h:1/0", f"redis://{MASK}@h:1/0"),
+        ("redis://:p, w@h:1/0", f"redis://{MASK}@h:1/0"),
     ],
 )
 def test_passwords_in_urls_are_masked(text: str, expected: str) -> None:
