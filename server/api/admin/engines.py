@@ -21,6 +21,7 @@ from server.engines.models import Models
 from server.engines.placement.figures import EngineFigures
 from server.protocol.client_frames import to_struct
 from server.protocol.errors import ApiError, invalid_field
+from server.protocol.titles import given_line
 
 
 class DrainEngineBody(Struct, frozen=True):
@@ -124,10 +125,10 @@ class AdminEngineOperations:
 
     async def restart(self, call: Call) -> Response:
         body: RestartEngineBody = to_struct(await call.body(), RestartEngineBody)
-        name = call.path("name")
+        name, reason = call.path("name"), given_line("reason", body.reason)
         if name not in {model.name for model in self._models.statuses if not model.engines}:
             self._known(call)
-        await self._note(call, "engine.restart", name, body.reason)
+        await self._note(call, "engine.restart", name, f"{body.model or ''} {reason}".strip())
         return await _asked(name, self._models.restart_engine(name, body.model))
 
     async def remove(self, call: Call) -> Response:

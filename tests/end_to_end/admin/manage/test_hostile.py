@@ -179,6 +179,7 @@ async def test_what_nobody_can_see_is_no_name_no_notice_no_title_and_no_reason(
         ("POST", f"{worker}/drain", {"reason": blank}, "reason"),
         ("POST", f"{worker}/restart", {"reason": blank}, "reason"),
         ("POST", f"{worker}/log-level", {"level": "info", "reason": blank}, "reason"),
+        ("POST", "/v1/admin/engines/oracle/restart", {"reason": blank}, "reason"),
     ):
         refused = await admin.ask(method, path, json=body)
         assert code_of(refused) == (400, "invalid_field"), path
