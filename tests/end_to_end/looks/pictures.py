@@ -30,10 +30,12 @@ def read(png: bytes) -> Pixels:
 
 
 def compressed(png: bytes) -> bytes:
-    """The same with fewer colours."""
+    """The same with fewer colours, the rare ones too: a dot may be all that says what is wrong."""
     written = io.BytesIO()
     with Image.open(io.BytesIO(png)) as image:
-        few = image.convert("RGB").quantize(MAX_COLOURS, dither=Image.Dither.NONE)
+        few = image.convert("RGB").quantize(
+            MAX_COLOURS, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE
+        )
         few.save(written, "PNG", optimize=True)
     return written.getvalue()
 
