@@ -58,7 +58,8 @@ LOOKS = [
     admin-audit dark phone, admin-share-links light wide, admin-share-links dark phone,
     admin-notice light wide, admin-notice dark phone, admin-settings light wide,
     admin-settings dark phone, admin-user-refused light wide, admin-user-refused dark phone,
-    hostile-users dark wide, hostile-users light phone
+    hostile-users dark wide, hostile-users light phone, hostile-audit light phone,
+    hostile-session dark wide, admin-engines light wide, admin-older dark phone
 """.split(",")
 ]
 FONTS = {  # family: the package of Debian that has it

@@ -20,6 +20,7 @@ from server.api.admin.manage.objects import (
     Storage,
 )
 from server.api.admin.objects import (
+    AdminEngine,
     AuditEntryObject,
     AuditPage,
     ListedSession,
@@ -117,6 +118,35 @@ NOTHING: dict[str, msgspec.Struct] = {
     "/shares": ShareList([], None),
     "/notice": ShownNotice(None),
 }
+
+
+def engines() -> list[AdminEngine]:
+    refused = "the certificate is not one for gpu1.example"
+    return [
+        AdminEngine(
+            name=name,
+            model="demo",
+            kind=kind,
+            weight=1.0,
+            state=state,
+            draining=name == "second",
+            answers=3,
+            sessions=1200,
+            moved=0,
+            url=url,
+            problem=refused if url else None,
+            running=3,
+            waiting=1,
+            kv_blocks=512,
+            kv_blocks_free=128,
+            exactness=exactness,
+        )
+        for name, kind, state, url, exactness in (
+            ("first", "native", "ready", None, "exact"),
+            ("second", "native", "ready", None, "exact"),
+            ("far-away", "vllm", "dead", "https://gpu1.example:8000", "tokens"),
+        )
+    ]
 
 
 def sessions_of(words: Words) -> list[ListedSession]:

@@ -8,6 +8,7 @@ from urllib.parse import urlsplit
 import msgspec
 from playwright.async_api import Route, expect
 
+from server.api.admin.objects import AdminEngineList, AdminModel, AdminModelList, ListedSessions
 from tests.end_to_end.looks.admin_states import State, signed_in
 from tests.end_to_end.looks.manage.answers import (
     HOSTILE,
@@ -17,6 +18,7 @@ from tests.end_to_end.looks.manage.answers import (
     OPEN_USER,
     USUAL,
     answers,
+    engines,
 )
 from tests.end_to_end.looks.stage import Stage
 
@@ -44,7 +46,9 @@ async def _show(stage: Stage, place: str, told: dict[str, msgspec.Struct]) -> No
         await stage.page.route(f"**/v1/admin{path}", tell)
         await stage.page.route(f"**/v1/admin{path}?*", tell)
     await stage.page.evaluate("place => { location.hash = place }", place)
-    await expect(stage.page.locator("main :is(table, .shown-notice, .nothing)")).to_be_visible()
+    await expect(
+        stage.page.locator("main :is(table, .shown-notice, .nothing)").last
+    ).to_be_visible()
     await expect(stage.page.get_by_text("Loading …")).to_have_count(0)
     if "open=" in place:
         await expect(stage.page.locator(".drawer .facts")).to_be_visible()
@@ -70,6 +74,20 @@ async def _refused(stage: Stage) -> None:
     await expect(dialog.get_by_label("Name")).to_have_value("Ada")
 
 
+async def _engines(stage: Stage) -> None:
+    """Several of one model: one is drained, one is away and has much to say."""
+    models = AdminModelList([AdminModel("demo", True, "loaded", memory_bytes=2_147_000_000)])
+    await _show(stage, "server", {"/engines": AdminEngineList(engines()), "/models": models})
+
+
+async def _older(stage: Stage) -> None:
+    """Nothing fits so far, and there are older chats."""
+    await _show(
+        stage, "sessions?model=gone&show=all", {"/sessions": ListedSessions([], "2", examined=500)}
+    )
+    await expect(stage.page.get_by_role("button", name="Look at older ones")).to_be_visible()
+
+
 MANAGE_STATES: dict[str, State] = {
     **{
         f"admin-{name}": partial(_show, place=place, told=answers(USUAL))
@@ -81,4 +99,6 @@ MANAGE_STATES: dict[str, State] = {
     },
     **{f"no-{name}": partial(_show, place=PLACES[name], told=NOTHING) for name in EMPTY},
     "admin-user-refused": _refused,
+    "admin-engines": _engines,
+    "admin-older": _older,
 }
