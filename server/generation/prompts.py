@@ -131,13 +131,13 @@ class PromptBuilder:
         tail = [Message("", leaf, "user", text, "completed", 0)]
         if outputs:
             tail = [Message.of_outputs("", leaf, outputs, 0)]
-            path = [*await self._path(uid, session_id, leaf), *before]
+            path = [*await self.path(uid, session_id, leaf), *before]
             begin = _turn_begin(path)
             path, tail = path[:begin], [*path[begin:], *tail]
             alone = await self._alone(uid, system, tail, base, variables)
         else:
             alone, path = await asyncio.gather(  # the template's process and Redis work meanwhile
-                self._alone(uid, system, tail, base, variables), self._path(uid, session_id, leaf)
+                self._alone(uid, system, tail, base, variables), self.path(uid, session_id, leaf)
             )
             path = [*path, *before]
         num_told = _num_instructions(path)
@@ -228,7 +228,7 @@ class PromptBuilder:
             raise _too_long(f"{len(ids)}", max_model_len, param)
         return ids
 
-    async def _path(self, uid: str, session_id: str, leaf: str | None) -> list[Message]:
+    async def path(self, uid: str, session_id: str, leaf: str | None) -> list[Message]:
         """The path to `leaf`, oldest first, with answers that were stopped before any text."""
         if leaf is None:
             return []

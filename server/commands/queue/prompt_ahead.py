@@ -14,6 +14,7 @@ from server.runs.run import Run
 from server.runs.state import RunState
 from sessions.background import start
 from sessions.model.errors import SessionError
+from sessions.model.records import Message
 
 
 class PromptAhead:
@@ -30,11 +31,16 @@ class PromptAhead:
             order=run.final_order(),
             status="interrupted",
         )
-        builder = prompts.of(self._settings["model"])
-        self._prompt = start(
-            builder.build(
-                run.uid, run.session_id, answer.parent_id, text, self._settings, before=[answer]
-            )
+        self._builder = prompts.of(self._settings["model"])
+        self._before: list[Message] = []  # the answer, as they were when the prompt was begun
+        self._prompt = start(self._build(answer))
+
+    async def _build(self, answer: Message) -> Prompt:
+        run = self._run
+        self._before = await self._builder.path(run.uid, run.session_id, answer.parent_id)
+        path = [*self._before, answer]
+        return await self._builder.build(
+            run.uid, run.session_id, None, self._text, self._settings, before=path
         )
 
     async def take(self, target: ReplyTarget, settings: dict[str, object]) -> Prompt | None:
@@ -48,9 +54,12 @@ class PromptAhead:
         if run.state is not RunState.ENDED or run.final_text() != self._kept:
             return None
         try:
-            return await self._prompt
+            prompt = await self._prompt
+            # What was deleted of a message meanwhile must not be in it.
+            *before, answer = await self._builder.path(run.uid, run.session_id, run.message.id)
         except (ApiError, SessionError):  # what is wrong is found once more, and told
             return None
+        return prompt if (before, answer.text) == (self._before, self._kept) else None
 
 
 def _without_seed(settings: dict[str, object]) -> dict[str, object]:

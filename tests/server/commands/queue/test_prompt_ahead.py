@@ -1,10 +1,14 @@
 """`PromptAhead`: the prompt after a steer is made once, while the answer ends, of what is kept."""
 
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from server.commands.messages.redact_message import redact_message
+from server.commands.queue.prompt_ahead import PromptAhead
+from server.commands.reply_target import ReplyTarget
 from server.generation.prompts import PromptBuilder
 from server.worker.app import Worker
 from sessions.connection.embedded import EmbeddedRedis
@@ -85,3 +89,27 @@ async def test_words_with_other_settings_get_a_prompt_of_their_own(
     await steered(client, settings={"system": "Be brief.", "max_output_tokens": 3})
     assert prompts.num_begun == 3
     assert prompts.rendered[-1][0] == {"role": "system", "content": "Be brief."}
+
+
+@pytest.mark.parametrize("place", [0, 1])
+async def test_what_is_deleted_before_the_words_are_asked_never_reaches_the_model(
+    site: tuple[Worker, LocalClient, Prompts], place: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker, client, prompts = site
+    messages, take = worker.store.messages, PromptAhead.take
+
+    async def deleted_first(ahead: PromptAhead, target: ReplyTarget, settings: Any) -> Any:
+        session_id = ahead._run.session_id
+        session = await worker.store.sessions.get(None, session_id)
+        message_id = (await messages.path(None, session_id)).messages[place].id
+        await redact_message(
+            worker.store, session.uid, session_id, message_id, lambda old: replace(old, text="")
+        )
+        return await take(ahead, target, settings)
+
+    monkeypatch.setattr(PromptAhead, "take", deleted_first)
+    session = await steered(client, settings={"max_output_tokens": 500})
+    kept = (await messages.path(None, session)).messages[1 - place].text
+    assert [each["content"] for each in prompts.rendered[-1]] == (
+        [f"{QUESTION}\n\n{WORDS}"] if place else [kept, WORDS]
+    )
