@@ -55,7 +55,10 @@ class Callers:
 
     def note(self, descriptor: int, client_id: str, key: str) -> None:
         """A message has come by this connection, of one who has this key."""
-        if caller := self._callers.get(descriptor):
+        caller = self._callers.get(descriptor)
+        if caller is None and (peer := _peer_of(descriptor)):  # that it has come is still unread,
+            caller = self._callers[descriptor] = _Caller(peer)  # or was, without descriptors left
+        if caller is not None:
             caller.client_id, caller.key, caller.has_spoken = client_id, key, True
 
     def take_events(self) -> None:
@@ -123,8 +126,13 @@ class Callers:
 def _stream_of(descriptor: int, peer: tuple[str, int] | None = None) -> socket.socket | None:
     """A copy of libzmq's descriptor; None if that is of something else by now."""
     try:
-        stream = socket.socket(fileno=os.dup(descriptor))
+        copy = os.dup(descriptor)
     except OSError:
+        return None
+    try:
+        stream = socket.socket(fileno=copy)
+    except OSError:  # it is no socket by now
+        os.close(copy)
         return None
     with contextlib.suppress(OSError):
         if peer is None or stream.getpeername()[:2] == peer:
@@ -134,12 +142,13 @@ def _stream_of(descriptor: int, peer: tuple[str, int] | None = None) -> socket.s
 
 
 def _peer_of(descriptor: int) -> tuple[str, int] | None:
-    """Address and port; None if it has gone already."""
+    """Address and port; None if it has gone already, also where its number is another's by now."""
     if (stream := _stream_of(descriptor)) is None:
         return None
     with stream, contextlib.suppress(OSError):
-        host, port, *_ = stream.getpeername()
-        return host, port
+        if stream.family in (socket.AF_INET, socket.AF_INET6):  # else of a client of this machine
+            host, port, *_ = stream.getpeername()
+            return host, port
     return None
 
 

@@ -1,13 +1,16 @@
 """The connections at the far door: how many may say nothing, and who is ended while it speaks."""
 
 import contextlib
+import os
 import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import zmq
 
 from engine.core import callers
+from engine.core.callers import Callers
 from engine.core.io_thread import ClientGone
 from engine.far.keys import make_keys, read_keys, trust
 from engine.ipc import Ping, Pong
@@ -146,3 +149,34 @@ def test_keys_that_cannot_be_read_for_a_while_end_no_connection(io: FarIo) -> No
         assert isinstance(peer.receive(), Pong)
     broken.unlink()
     io.check_good()
+
+
+@pytest.fixture
+def alone() -> Iterator[Callers]:
+    """Of a socket to which nobody comes."""
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as router:
+        made = Callers(router, now=iter(range(0, 100, 10)).__next__)
+        yield made
+        made.close()
+
+
+def test_who_speaks_is_known_though_nobody_told_that_it_has_come(alone: Callers) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        with socket.create_connection(server.getsockname()) as near, server.accept()[0] as far:
+            alone.note(far.fileno(), "far-x", "a key")
+            assert alone.look(lambda: ["a key"]) == []
+            assert [client_id for client_id, _ in alone.look(lambda: [])] == ["far-x"]
+            assert near.recv(1) == b""
+
+
+def test_a_number_that_is_another_s_by_now_ends_nothing_and_leaks_nothing(
+    alone: Callers, tmp_path: Path
+) -> None:
+    left, right = socket.socketpair()
+    with left, right, (tmp_path / "file").open("w") as file:
+        num_open = len(os.listdir("/proc/self/fd"))
+        for descriptor in (left.fileno(), file.fileno(), 99_999):
+            assert callers._peer_of(descriptor) is None  # what an event may name that comes late
+            alone.note(descriptor, "far-x", "a key")
+        assert len(alone) == 0
+        assert len(os.listdir("/proc/self/fd")) == num_open
