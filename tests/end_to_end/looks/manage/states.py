@@ -9,6 +9,7 @@ import msgspec
 from playwright.async_api import Route, expect
 
 from server.api.admin.objects import AdminEngineList, AdminModel, AdminModelList, ListedSessions
+from server.config.models import ModelState
 from tests.end_to_end.looks.admin_states import State, signed_in
 from tests.end_to_end.looks.manage.answers import (
     HOSTILE,
@@ -76,7 +77,7 @@ async def _refused(stage: Stage) -> None:
 
 async def _engines(stage: Stage) -> None:
     """Several of one model: one is drained, one is away and has much to say."""
-    models = AdminModelList([AdminModel("demo", True, "loaded", memory_bytes=2_147_000_000)])
+    models = AdminModelList([AdminModel("demo", True, ModelState.LOADED, memory_bytes=2_147_000_000)])
     await _show(stage, "server", {"/engines": AdminEngineList(engines()), "/models": models})
 
 
