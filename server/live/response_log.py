@@ -182,8 +182,9 @@ async def read_log(store: SessionStore, uid: str | None, response_id: str) -> Re
 
 async def read_base(store: SessionStore, record: RunRecord, events: Sequence[Event]) -> str:
     """The text after which an answer began: at its end, the message still begins with it."""
-    first = next((event for event in events if isinstance(event, TextEvent)), None)
-    length = record.text_length if first is None else first.text_offset
+    length = _base_length(events)
+    if length is None:
+        length = record.text_length
     if length == 0:
         return ""
     try:
@@ -191,6 +192,16 @@ async def read_base(store: SessionStore, record: RunRecord, events: Sequence[Eve
     except (SessionNotFound, MessageNotFound):
         raise ResponseNotFound from None
     return utf16_prefix(message.text, length)
+
+
+def _base_length(events: Sequence[Event]) -> int | None:
+    """What the entries say themselves, for the record may be newer than they are; None: nothing."""
+    for event in events:
+        if isinstance(event, TextEvent):
+            return event.text_offset
+    if events and isinstance(created := events[0], ObjectEvent):
+        return int(created.data.get("response", {}).get("text_length", 0))
+    return None
 
 
 # ---- entries as frames --------------------------------------------------------------------------

@@ -1,5 +1,6 @@
 """Entries of a log as frames: one by one, as a replay, or as a snapshot."""
 
+from dataclasses import replace
 from typing import Any
 
 import orjson
@@ -12,6 +13,7 @@ from server.live.response_log import (
     order_of,
     put_event,
     put_snapshot,
+    read_log,
     replay_bytes,
     replay_frames,
     response_frame,
@@ -20,7 +22,9 @@ from server.live.response_log import (
 from server.protocol.encoding import ServerFrame, encode
 from server.protocol.server_frames import TYPES, CreatedEntry, DoneEntry, InProgressEntry
 from sessions.model.events import Event, ObjectEvent, TextEvent
+from sessions.store.store import SessionStore
 from tests.server.helpers.watching import Viewer
+from tests.sessions.helpers.chat import Chat
 
 RESPONSE = "resp_1"
 
@@ -130,6 +134,30 @@ async def test_no_part_of_a_snapshot_comes_near_the_limit_of_a_frame(
     frames: list[dict[str, Any]] = await viewer.sent()
     assert "".join(frame["text"] for frame in frames) == character * 100_000
     assert max(len(orjson.dumps(frame)) for frame in frames) < 129 * 1024
+
+
+@pytest.mark.parametrize("base", ["", "Before. "])
+async def test_what_is_stored_while_a_log_is_read_is_not_what_its_message_began_with(
+    store: SessionStore, chat: Chat, base: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    length = {"text_length": len(base)} if base else {}
+    begun = await chat.begin(created_event={"type": "response.created", "response": length})
+    rid, runs = begun.response_id, store.runs
+    started = ObjectEvent({"type": "response.in_progress"})
+    await runs.append(rid, fence=1, first=2, events=[started], text_length=len(base))
+    read = runs.events
+
+    async def overtaken(response_id: str) -> list[tuple[int, Event]]:
+        events = await read(response_id)
+        text, length = TextEvent(len(base), "words"), len(base) + len("words")
+        await runs.append(rid, fence=1, first=3, events=[text], text_length=length, token_ids=[1])
+        message = replace(chat.messages[rid], text=base + "words", status="completed")
+        await chat.finish(rid, 4, message=message, text_length=length)
+        return events
+
+    monkeypatch.setattr(runs, "events", overtaken)
+    log = await read_log(store, "alice", rid)
+    assert (len(log.events), log.text()) == (2, base)
 
 
 def test_the_text_of_a_log() -> None:
