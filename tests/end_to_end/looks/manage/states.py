@@ -77,7 +77,9 @@ async def _refused(stage: Stage) -> None:
 
 async def _engines(stage: Stage) -> None:
     """Several of one model: one is drained, one is away and has much to say."""
-    models = AdminModelList([AdminModel("demo", True, ModelState.LOADED, memory_bytes=2_147_000_000)])
+    models = AdminModelList(
+        [AdminModel("demo", True, ModelState.LOADED, memory_bytes=2_147_000_000)]
+    )
     await _show(stage, "server", {"/engines": AdminEngineList(engines()), "/models": models})
 
 
