@@ -16,6 +16,7 @@ from sessions.connection.address import RedisAddress
 from tests.helpers.patience import PATIENCE
 
 LIVE = ("queued", "in_progress")
+SLOW_SECONDS = 30.0  # for a machine that computes other things to read all that is stored
 READ_ALL = """
 local commands = {
   hash = {'HGETALL'}, list = {'LRANGE', 0, -1}, zset = {'ZRANGE', 0, -1},
@@ -122,7 +123,7 @@ def flush_store(url: str, prefix: str = "parley:") -> Stored:
 
 def _client(url: str) -> Any:
     """A client for any of the urls that a server takes."""
-    options: dict[str, Any] = {"socket_timeout": 5, "protocol": 2}
+    options: dict[str, Any] = {"socket_timeout": SLOW_SECONDS, "protocol": 2}
     address = RedisAddress.parse(url)
     if address.kind == "cluster":
         host, port = address.nodes[0]
