@@ -246,6 +246,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     folder.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=16m", "none", str(folder)]
     if subprocess.run(mount, capture_output=True).returncode:
+        # Only root may, and not in every container: a full disk cannot be had without one.
         pytest.skip("file systems cannot be mounted here")
     yield folder
     subprocess.run(["umount", "-l", str(folder)], check=True)

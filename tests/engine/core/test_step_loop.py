@@ -107,6 +107,7 @@ def test_a_client_that_sends_without_end_delays_no_step() -> None:
         handle(client_id, message)
         core.core.inbox.put((client_id, message))  # as quickly as they are taken
 
+    # The type of a method cannot be assigned to; the client answers each message with another.
     core.core._handle_message = flood  # type: ignore[method-assign]
     for _ in range(2 * MAX_TAKEN):
         core.core.inbox.put(("flooding", Abort(["x"])))

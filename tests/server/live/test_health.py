@@ -1,9 +1,8 @@
 """Whether Redis can be used: it answers, takes writes, and is what it was when it was checked."""
 
-import shutil
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from structlog.testing import capture_logs
@@ -76,11 +75,22 @@ async def test_why_redis_cannot_be_used_is_logged_and_told_to_admins_alone(
     assert health.store_problems == []
 
 
+class Usage(NamedTuple):
+    """As `shutil.disk_usage` returns it, in bytes."""
+
+    total: int
+    used: int
+    free: int
+
+
 async def test_a_disk_that_is_nearly_full_is_told_while_everything_works(
     store: SessionStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     total, free = 100 << 30, [50 << 30]
-    usage = lambda folder: shutil._ntuple_diskusage(total, total - free[0], free[0])  # noqa: E731
+
+    def usage(_: Path) -> tuple[int, int, int]:
+        return Usage(total, total - free[0], free[0])
+
     monkeypatch.setattr("server.live.health.shutil.disk_usage", usage)
     health = health_of(store, folder=tmp_path)
     for left, problems in ((2 << 30, []), (1 << 29, ["nearly full"]), (50 << 30, [])):

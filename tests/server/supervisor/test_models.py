@@ -479,6 +479,7 @@ def test_who_asks_for_the_restart_of_what_is_not_there_hears_why_it_is_not() -> 
 class Elsewhere(Engine):
     """Nobody here restarts it."""
 
+    # As engines at an address have none, though the type of ours says a method.
     restart = None  # type: ignore[assignment]
 
 

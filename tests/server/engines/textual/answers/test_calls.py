@@ -45,6 +45,7 @@ async def test_thoughts_and_calls_are_separated_from_the_text(open_engine: Open)
     events = [*parser.feed(asker.text), *parser.finish()]
 
     def deltas(kind: type) -> str:
+        # All kinds that are asked for have a `delta`, which no type of a kind can say.
         return "".join(event.delta for event in events if isinstance(event, kind))  # type: ignore[union-attr]
 
     assert deltas(ParsedReasoning) == "I look it up.</thought>"
