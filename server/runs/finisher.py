@@ -196,6 +196,8 @@ class Finisher:
             run.trace.end(end.status, end.reason, run.usage(), first_token)
         self._metrics.count_response(end.status, end.reason)
         if not run.done.is_set():
+            if end.status == "cancelled":  # what the store says of the stop may come after this
+                run.mark_stop_stored()
             self._speak_again()
             self._publish_done(ending, durable=durable)
             return

@@ -145,6 +145,20 @@ async def test_stop_that_could_not_be_stored_goes_to_the_next_owner(
     assert (record.owner, record.cancel, record.seen_sequence_number) == ("w2", True, 2)
 
 
+async def test_who_asked_for_a_stop_hears_that_it_is_stored_before_the_end_if_they_come_at_once(
+    answering: Answering,
+) -> None:
+    was_done: list[bool] = []
+    producing = answering.start()
+    answering.engine.say(output(answering.rid, "half "))
+    await answering.text_comes()
+    answering.run.stop(Stop())  # nobody stores the wish alone
+    answering.run.when_stop_is_stored(lambda: was_done.append(answering.run.done.is_set()))
+    await answering.engine.abort(answering.rid)
+    assert await producing is not None
+    assert was_done == [False]
+
+
 async def test_an_owner_that_lost_its_answer_tells_no_end_while_the_store_is_away(
     answering: Answering, monkeypatch: pytest.MonkeyPatch
 ) -> None:
