@@ -8,6 +8,7 @@ A request's fault ends that request. A step that finds no memory is tried again,
 fault of the step leaves `run()`, and the process with it.
 """
 
+import contextlib
 import logging
 import math
 import time
@@ -50,6 +51,18 @@ logger = logging.getLogger("engine.core")
 
 STUCK_SECONDS = 10.0  # without a step, though requests wait and none runs: then the first one ends
 MAX_TAKEN = 256  # messages of one round: who sends without end delays no step
+
+
+def take(inbox: SimpleQueue[InboxItem], timeout: float | None) -> InboxItem:
+    """The next item. Raises `Empty` after `timeout` seconds.
+
+    In CPython 3.11 `SimpleQueue.get` waits for ever if it finds the queue's own lock free, takes it
+    and is late then. A try that does not wait takes the lock before.
+    """
+    try:
+        return inbox.get_nowait()
+    except Empty:
+        return inbox.get(timeout=timeout)
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,10 +177,8 @@ class EngineCore:
             due = min(due or math.inf, self._stuck_since + STUCK_SECONDS)
         timeout = None if due is None else max(0.0, due - self._now())
         self._round_started = None
-        try:
-            self._handle(self.inbox.get(timeout=timeout))
-        except Empty:
-            pass
+        with contextlib.suppress(Empty):
+            self._handle(take(self.inbox, timeout))
 
     def _next_due(self) -> float | None:
         """When the loop has to come round by itself. Falls asleep if that is due."""

@@ -1,8 +1,10 @@
 """The step loop, stepped by hand with a scripted model and a clock that stands still."""
 
+import contextlib
 import itertools
 import time
 from collections.abc import Callable
+from queue import Empty, SimpleQueue
 from typing import Any
 
 import pytest
@@ -11,7 +13,7 @@ from engine.core.io_thread import ClientGone, ClientSilent, Shutdown
 from engine.core.scheduling.scheduler import Scheduler
 from engine.core.scheduling.seats import Seats
 from engine.core.scheduling.sequence import SampledToken, ScheduledSequence, Sequence, Tokens
-from engine.core.step_loop import MAX_TAKEN, STUCK_SECONDS
+from engine.core.step_loop import MAX_TAKEN, STUCK_SECONDS, take
 from engine.ipc import Abort, Ping, StepOutputs, Utility, UtilityReply
 from tests.engine.helpers.fakes import FakeModel, SteppedCore
 
@@ -173,6 +175,12 @@ def test_pong_tells_how_long_the_round_has_lasted_and_zero_when_idle() -> None:
     core.core.wait()
     assert ages == [3.0]
     assert core.core.pong(Ping(2)).loop_age_seconds == 0.0
+
+
+def test_a_wait_that_ends_as_it_begins_does_not_last_for_ever() -> None:
+    for _ in range(20_000):  # `SimpleQueue.get` alone waits for ever in one of some 10,000
+        with contextlib.suppress(Empty):
+            take(SimpleQueue(), 1e-9)
 
 
 def test_a_paced_answer_lets_the_loop_sleep_until_the_next_tick() -> None:
