@@ -2,6 +2,7 @@
 PYTHON ?= python3
 # Files of tests are dealt out to so many processes, the slow ones first (tests/conftest.py); each
 # process has its own servers and Redis. Three keep two processors busy: tests wait a third of their time.
+# A test that hangs fails after `--timeout` seconds, with the stack of each thread.
 TEST_PROCESSES ?= 3
 BIN := .venv/bin
 
@@ -18,10 +19,10 @@ serve: setup     ## run Parley on http://127.0.0.1:8000
 
 test: setup      ## all tests (those of Chromium and proxies only where they are installed)
 	@$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder \
-		--max-worker-restart 0
+		--max-worker-restart 0 --timeout 400
 
 test-slow: setup ## the long runs, hours; PART=engine for one part (CONTRIBUTING.md lists them)
-	@$(BIN)/python -m pytest -m slow $(if $(PART),--part=$(PART))
+	@$(BIN)/python -m pytest -m slow $(if $(PART),--part=$(PART)) --timeout 2700
 
 test-gpu: setup  ## the kernels of csrc/cuda, the engine and every architecture, on a GPU
 	@PARLEY_TEST_DEVICE=cuda $(BIN)/python -m pytest tests/test_cuda_kernels.py \
