@@ -154,13 +154,16 @@ async def test_a_script_takes_so_many_runs_and_bytes_and_no_more(store: SessionS
 
 
 class Heard:
-    """The numbers that a feed hears of a session's answers."""
+    """The numbers that a feed hears of a session's answers, after their beginning.
+
+    A cluster may bring the beginning late, to those who subscribe after it was published.
+    """
 
     def __init__(self) -> None:
         self._numbers = asyncio.Queue[int]()
 
     def __call__(self, payload: LivePayload) -> None:
-        if isinstance(payload, LiveResponseEvents):
+        if isinstance(payload, LiveResponseEvents) and payload.first > 1:
             self._numbers.put_nowait(payload.first)
 
     async def next(self) -> int:
