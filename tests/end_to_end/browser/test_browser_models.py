@@ -55,13 +55,14 @@ async def test_a_model_is_chosen_by_keyboard_and_the_chat_keeps_it(
 async def test_an_admin_sees_the_models_and_loads_one(browser: Browser, several: Server) -> None:
     async with signed_in(browser, several) as context:
         page = await context.new_page()
-        await page.goto(f"{several.url}/admin")
+        await page.goto(f"{several.url}/admin#server")
         await page.get_by_label("Admin token").fill(admin_token(several))
         await page.keyboard.press("Enter")
-        other = page.get_by_role("listitem").filter(has_text="other")
+        models = page.get_by_role("region", name="Models")
+        other = models.get_by_role("listitem").filter(has_text="other")
         await expect(other).to_contain_text("Not loaded")
         await page.get_by_role("button", name="Load other", exact=True).click()
-        await expect(other).to_contain_text("GB of memory")
+        await expect(other).to_contain_text("MB of memory")
         await expect(page.get_by_role("button", name="Unload other", exact=True)).to_be_visible()
 
 

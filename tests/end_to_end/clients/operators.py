@@ -1,10 +1,14 @@
 """What operators' tests share: a user of their own, an answer to look at, the audit."""
 
+import contextlib
 import copy
+from collections.abc import AsyncIterator
 from typing import Any
 
+from sessions.store.store import SessionStore
 from tests.end_to_end.clients.http_client import Http, admin_token
 from tests.end_to_end.site.harness import Client, Server
+from tests.helpers.patience import PATIENCE
 from tests.helpers.tiny_model import oracle_word
 
 SETTINGS = {"temperature": 0, "max_output_tokens": 2000}  # at 100 tokens/s: longer than any test
@@ -22,6 +26,16 @@ async def for_new_user(server: Server) -> Server:
     async with Http(server, admin_token(server)) as admin:
         other.token = (await new_user(admin))["token"]
     return other
+
+
+@contextlib.asynccontextmanager
+async def store_of(server: Server) -> AsyncIterator[SessionStore]:
+    """To store what no door takes any more."""
+    store = await SessionStore.open(server.redis_url, timeout_seconds=PATIENCE)
+    try:
+        yield store
+    finally:
+        await store.close()
 
 
 async def audit(admin: Http, target: str) -> list[str]:

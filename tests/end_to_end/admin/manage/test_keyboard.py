@@ -1,5 +1,7 @@
 """The console without a mouse, in real Chromium: search, lists, what is open, dialogs, each tab."""
 
+import asyncio
+
 import pytest
 from playwright.async_api import Page, expect
 
@@ -9,6 +11,7 @@ from tests.end_to_end.browser.test_browser import pytestmark as needs_browser
 from tests.end_to_end.clients.http_client import Http
 from tests.end_to_end.clients.operators import new_user
 from tests.end_to_end.site.harness import Server
+from tests.helpers.patience import PATIENCE
 
 pytestmark = [*needs_browser, pytest.mark.slow]
 
@@ -99,8 +102,9 @@ async def test_every_tab_is_reached_and_its_list_is_scrolled(page: Page) -> None
     await page.keyboard.press("Enter")
     await expect(page.get_by_role("row").filter(has_text="PARLEY_MODEL")).to_have_count(0)
     await reach(page, "Settings")
-    at = "document.activeElement.scrollTop"
     await page.evaluate("location.hash = 'settings'")
     await expect(page.get_by_role("row").filter(has_text="PARLEY_MODEL").first).to_be_visible()
     await page.keyboard.press("End")
-    await page.wait_for_function(f"{at} > 0")
+    async with asyncio.timeout(PATIENCE):
+        while await page.evaluate("document.activeElement.scrollTop") == 0:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)  # nothing tells that a list is scrolled

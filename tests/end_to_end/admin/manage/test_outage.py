@@ -1,7 +1,9 @@
 """Each deed of an admin while Redis is away: refused in words, and not done when Redis is back."""
 
+import asyncio
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -10,6 +12,7 @@ from tests.end_to_end.browser.test_browser_refusals import redis_away
 from tests.end_to_end.clients.http_client import Http, admin_token, code_of
 from tests.end_to_end.clients.operators import new_user
 from tests.end_to_end.site.harness import TESTING, Server
+from tests.helpers.patience import PATIENCE
 
 pytestmark = pytest.mark.slow
 
@@ -18,12 +21,26 @@ pytestmark = pytest.mark.slow
 def whole(oracle_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A server with all that can be operated: two models, two engines each."""
     models = f"one={oracle_model},two={oracle_model}"
-    environment = TESTING | {"PARLEY_WORKERS": "2", "PARLEY_ENGINES": "native*2"}
+    environment = TESTING | {
+        "PARLEY_WORKERS": "2",
+        "PARLEY_ENGINES": "native*2",
+        "PARLEY_PACE": "100",
+    }
     server = Server(tmp_path_factory.mktemp("whole") / "data", models, None, **environment)
     try:
         yield server.start()
     finally:
         server.close()
+
+
+async def listed_again(admin: Http, replica_id: str) -> dict[str, Any]:
+    """A worker, as it is once it has told Redis of itself again."""
+    async with asyncio.timeout(PATIENCE):
+        while True:
+            replicas = (await admin.get("/v1/admin/replicas")).json()["replicas"]
+            if found := [one for one in replicas if one["id"] == replica_id]:
+                return dict(found[0])
+            await asyncio.sleep(0.05)  # only the list tells
 
 
 async def test_what_cannot_be_recorded_is_not_done(whole: Server) -> None:
@@ -91,8 +108,7 @@ async def test_what_cannot_be_recorded_is_not_done(whole: Server) -> None:
         assert (await away.get(f"/v1/admin/groups/{group['id']}")).json()["name"] == "team"
         assert session in (await away.get("/v1/admin/shares")).text
         assert (await away.get(notice)).json()["notice"] is None
-        replicas = (await away.get("/v1/admin/replicas")).json()["replicas"]
-        (same,) = [one for one in replicas if one["id"] == replica["id"]]
+        same = await listed_again(away, replica["id"])
         assert (same["log_level"], same["draining"]) == (replica["log_level"], 0)
         assert [_lasting(one) for one in engines] == [
             _lasting(one) for one in (await away.get("/v1/admin/health")).json()["engines"]
