@@ -3,7 +3,11 @@
 `Actor` is the admin as the audit log knows them.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
+
+import orjson
 
 from server.access.identities import User
 from server.protocol.errors import ApiError
@@ -48,3 +52,12 @@ class Auditor:
         if not actor.sees_transcripts:
             raise ApiError("forbidden", f"observing needs the scope {TRANSCRIPTS}", param="observe")
         await self.note(actor, "session.observe", session_id)
+
+
+def changes(given: Mapping[str, Any]) -> str:
+    """What was changed to what, for an entry: `name="Ada" roles=["user"]`. None is no change."""
+    return " ".join(
+        f"{name}={orjson.dumps(value).decode()}"
+        for name, value in given.items()
+        if value is not None
+    )

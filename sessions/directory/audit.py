@@ -10,6 +10,8 @@ import secrets
 from dataclasses import dataclass
 from typing import Final
 
+import orjson
+
 from sessions.connection.client import RedisClient
 from sessions.model.errors import InvalidCursor
 from sessions.model.keys import Keys
@@ -19,6 +21,9 @@ MAX_EXAMINED: Final = 2_000  # that one page looks at for a filter, in chunks
 CHUNK_ENTRIES: Final = 500
 
 _CURSOR: Final = re.compile(r"\d{1,15}-\d{1,15}\Z")
+# How older versions have noted what became of a user: in Python's words.
+_OLD_ROLES: Final = re.compile(r"(?<!\S)roles=\(([a-z', ]*)\)(?!\S)")
+_OLD_DISABLED: Final = re.compile(r"(?<!\S)disabled=(True|False)(?!\S)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,4 +138,15 @@ def _decode(name: bytes, fields: list[bytes]) -> AuditEntry:
     texts = [field.decode() for field in fields]
     row = dict(zip(texts[::2], texts[1::2], strict=True))
     row.pop("call", None)
+    row["reason"] = _in_todays_words(row["action"], row["reason"])
     return AuditEntry(id=name.decode(), at=int(name.split(b"-")[0]), **row)
+
+
+def _in_todays_words(action: str, reason: str) -> str:
+    """What an older version has noted of a change, as this one would: `roles=["user"]`."""
+    if action != "user.update" or reason.startswith('name="'):
+        return reason  # in which a name may say anything
+    reason = _OLD_ROLES.sub(
+        lambda old: f"roles={orjson.dumps(re.findall('[a-z]+', old[1])).decode()}", reason
+    )
+    return _OLD_DISABLED.sub(lambda old: f"disabled={old[1].lower()}", reason)

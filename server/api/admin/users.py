@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from msgspec import Meta, Struct
 from starlette.responses import Response
 
-from server.access.audit import TRANSCRIPTS, Actor
+from server.access.audit import TRANSCRIPTS, Actor, changes
 from server.access.identities import ADMIN_SCOPES
 from server.api.admin.actions import Admin
 from server.api.admin.objects import NewToken, NewUser, Revoked, UserDetails, UserPage
@@ -215,12 +215,9 @@ class AdminUserOperations:
         name = None if body.name is None else check_name(body.name)
         roles = None if body.roles is None else check_roles(body.roles)
         quotas = None if body.quotas is None else own_quotas(body.quotas)
-        given = {"name": name, "roles": roles, "disabled": body.disabled}
-        if quotas is not None:
-            given |= {f"quotas.{name}": most for name, most in asdict(quotas).items()}
-            given |= {} if any(v is not None for v in asdict(quotas).values()) else {"quotas": "-"}
-        changes = " ".join(f"{key}={value}" for key, value in given.items() if value is not None)
-        await self._admin.auditor.note(actor_of(call), "user.update", user.uid, changes)
+        given: dict[str, Any] = {"name": name, "roles": roles, "disabled": body.disabled}
+        given["quotas"] = None if quotas is None else asdict(quotas)
+        await self._admin.auditor.note(actor_of(call), "user.update", user.uid, changes(given))
         changed = await self._users.update(
             user.uid, name=name, roles=roles, disabled=body.disabled, quotas=quotas
         )

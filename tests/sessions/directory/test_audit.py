@@ -84,3 +84,26 @@ async def test_a_filter_finds_what_fits_in_bounded_steps(
     assert [entry.target for entry in page.entries] == ["t49", "t48", "t47"]
     rest = await log.page(2, page.next_cursor)
     assert [entry.target for entry in rest.entries] == ["t46", "t45"]
+
+
+@pytest.mark.parametrize(
+    ("stored", "shown"),
+    [
+        (
+            "name=Ada King roles=('user', 'admin') disabled=False",
+            'name=Ada King roles=["user","admin"] disabled=false',
+        ),
+        ("roles=('user',) quotas.sessions=5", 'roles=["user"] quotas.sessions=5'),
+        ("roles=()", "roles=[]"),
+        ("disabled=True", "disabled=true"),
+        ("name=roles=('x'", "name=roles=('x'"),
+        ("name=\"roles=('user',)\"", "name=\"roles=('user',)\""),  # a name of today
+    ],
+)
+async def test_what_older_versions_noted_in_pythons_words_reads_as_todays(
+    audit: AuditLog, stored: str, shown: str
+) -> None:
+    await audit.write(actor="admin", action="user.update", target="usr_a", reason=stored)
+    await audit.write(actor="admin", action="session.stop", target="ses_a", reason=stored)
+    said, changed = (await audit.page()).entries
+    assert (changed.reason, said.reason) == (shown, stored)

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 from msgspec import Meta, Struct
 from starlette.responses import Response
 
+from server.access.audit import changes
 from server.api.admin.actions import Admin
 from server.api.admin.manage.objects import GroupList, GroupObject, Member, MemberList
 from server.api.admin.sessions import actor_of
@@ -133,7 +134,8 @@ class AdminGroupOperations:
     async def create(self, call: Call) -> Response:
         body: CreateGroupBody = to_struct(await call.body(), CreateGroupBody)
         name, quotas, gid = check_name(body.name), body.quotas.quotas(), new_group_id()
-        await self._note(call, "group.create", gid, f"{name}: {described(quotas)}")
+        given = {"name": name, "quotas": limits(quotas)}
+        await self._note(call, "group.create", gid, changes(given))
         return await self._answer(await self._groups.create(name, quotas, gid=gid), 201)
 
     async def read(self, call: Call) -> Response:
@@ -144,10 +146,8 @@ class AdminGroupOperations:
         group = await self._group(call)
         name = None if body.name is None else check_name(body.name)
         quotas = None if body.quotas is None else body.quotas.quotas()
-        changes = [] if name is None else [f"name={name}"]
-        if quotas is not None:
-            changes.append(described(quotas))
-        await self._note(call, "group.update", group.gid, " ".join(changes))
+        given = {"name": name, "quotas": None if quotas is None else limits(quotas)}
+        await self._note(call, "group.update", group.gid, changes(given))
         return await self._answer(await self._groups.update(group.gid, name=name, quotas=quotas))
 
     async def delete(self, call: Call) -> Response:
@@ -209,7 +209,7 @@ def group_wire(group: Group, usage: GroupUsage) -> dict[str, Any]:
         "id": group.gid,
         "name": group.name,
         "created_at": group.created_at,
-        "quotas": {name: most or None for name, most in asdict(group.quotas).items()},
+        "quotas": limits(group.quotas),
         "members": usage.num_members,
         "sessions": usage.num_sessions,
         "tokens_today": usage.tokens_today,
@@ -217,6 +217,6 @@ def group_wire(group: Group, usage: GroupUsage) -> dict[str, Any]:
     }
 
 
-def described(quotas: GroupQuotas) -> str:
-    """For the audit log."""
-    return " ".join(f"{name}={most or 'any'}" for name, most in asdict(quotas).items())
+def limits(quotas: GroupQuotas) -> dict[str, int | None]:
+    """null is no limit."""
+    return {name: most or None for name, most in asdict(quotas).items()}
