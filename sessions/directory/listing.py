@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 from sessions.connection.client import RedisClient
+from sessions.directory.finding.called import Called
 from sessions.indexes.indexes import Indexes, local_ms
 from sessions.indexes.pages import Place, cursor_of, newest_after, parse_cursor
 from sessions.model.codec import decode_body, decode_count, decode_run
@@ -135,6 +136,7 @@ class Listing:
         self._client = client
         self._keys = keys
         self._indexes = Indexes(client, keys)
+        self._called = Called(client, keys)
 
     async def sessions(
         self,
@@ -263,7 +265,7 @@ class Listing:
         """What these answers are ordered by."""
         match name:
             case "user":
-                names = await self._user_names({run.uid for run in runs})
+                names = await self._called.users({run.uid for run in runs})
                 return lambda run: names.get(run.uid, run.uid).casefold()
             case "rate":
                 now_ms = await self._client.now_ms()
@@ -389,7 +391,7 @@ class Listing:
         runs, lengths, name_of = await asyncio.gather(
             self._runs(list(active)),
             self._client.read_each(self._of(active.values(), "q"), "LLEN"),
-            self._user_names({row.values["uid"] for row in rows}),
+            self._called.users({row.values["uid"] for row in rows}),
         )
         run_of = {run.response_id: run for run in runs}
         num_queued = dict(zip(active.values(), lengths, strict=True))
@@ -402,13 +404,6 @@ class Listing:
             )
             for row in rows
         )
-
-    async def _user_names(self, uids: Collection[str]) -> dict[str, str]:
-        """Those that Redis knows."""
-        names = await self._client.read_each(
-            [self._keys.user_record(uid) for uid in uids], "HGET", "name"
-        )
-        return {uid: name.decode() for uid, name in zip(uids, names, strict=True) if name}
 
     def _of(self, session_ids: Iterable[str], suffix: str) -> list[str]:
         return [self._keys.session(session_id, suffix) for session_id in session_ids]

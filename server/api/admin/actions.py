@@ -18,6 +18,7 @@ from server.protocol.objects import Reason
 from server.runs.stop import Stop, cancel_command
 from sessions.directory.credentials import Credentials
 from sessions.directory.evictions import Evictions
+from sessions.directory.finding.called import Called
 from sessions.directory.finding.names import UserNames
 from sessions.directory.groups import Groups
 from sessions.directory.listing import ListedSession, Listing
@@ -44,6 +45,7 @@ class Admin:
         self._evictions = Evictions(client, keys)
         self.auditor = services.auditor
         self.listing = Listing(client, keys)
+        self.called = Called(client, keys)
         self.names = UserNames(client, keys, {uid: user.name for uid, user in BUILT_IN.items()})
         self.users = Users(client, keys)
         store = services.store

@@ -214,6 +214,11 @@ class Unloaded(Struct, frozen=True):
 
 
 class AuditEntryObject(Struct, frozen=True):
+    """The names are those of now, null for what is gone or has none.
+
+    `user`: whose session the target is, or who came into a group or left it.
+    """
+
     id: str
     at: Milliseconds
     actor: str
@@ -221,6 +226,9 @@ class AuditEntryObject(Struct, frozen=True):
     target: str
     reason: str
     address: str
+    actor_name: str | None = None
+    target_name: str | None = None
+    user: UserName | None = None
 
 
 class AuditPage(Struct, frozen=True):

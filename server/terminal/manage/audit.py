@@ -42,9 +42,19 @@ def show_audit(
     )
     table = Table("when", "who", "did", "to", "why", "from", whole=("when", "did"))
     for entry in entries:
-        words = (entry[name] for name in ("actor", "action", "target", "reason", "address"))
-        table.add(second(entry["at"]), *words)
+        actor, user = entry["actor"], entry["user"] or {"id": ""}
+        target = _named(entry["target"], entry["target_name"])
+        if user["id"] not in ("", actor):
+            target += f" · {_named(user['id'], user['name'])}"
+        reason = "" if entry["reason"] == user["id"] else entry["reason"]
+        who = _named(actor, entry["actor_name"])
+        table.add(second(entry["at"]), who, entry["action"], target, reason, entry["address"])
     return Told(entries, table if entries else "Nothing fits.")
+
+
+def _named(uid: str, name: str | None) -> str:
+    """The id first, which nobody can choose; then what it is called now."""
+    return uid if name in (None, uid) else f"{uid} ({name})"
 
 
 def _id_of(client: AdminClient, actor: str) -> str:

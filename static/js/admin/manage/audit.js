@@ -25,12 +25,23 @@ export const TAB = { id: "audit", label: "Audit", group: "Manage", icon: File, o
 
 const COLUMNS = [
   { id: "at", label: "When", cell: ({ at }) => date(at) },
-  { id: "actor", label: "Who", cell: ({ actor }) => html`<code>${visibleName(actor)}</code>` },
+  { id: "actor", label: "Who", cell: ({ actor, actor_name: name }) => named(actor, name) },
   { id: "action", label: "Did", cell: ({ action }) => action },
-  { id: "target", label: "To", cell: ({ target }) => (target ? html`<code>${visibleName(target)}</code>` : null) },
-  { id: "reason", label: "Why", cell: ({ reason }) => (reason ? visibleName(reason) : null) },
+  { id: "target", label: "To", cell: (entry) => toWhom(entry) },
+  { id: "reason", label: "Why", cell: ({ reason, user }) => (reason && reason !== user?.id ? visibleName(reason) : null) },
   { id: "address", label: "From", cell: ({ address }) => address || null },
 ];
+
+/** What is called so now, beside the id, which nobody can choose. */
+function named(id, name) {
+  return html`${name && name !== id && `${visibleName(name)} `}<code>${visibleName(id)}</code>`;
+}
+
+/** Of a session and of a group also the user whom it is about, unless it is who did it. */
+function toWhom({ actor, target, target_name: name, user }) {
+  if (!target) return null;
+  return html`${named(target, name)}${user && user.id !== actor && html` · ${named(user.id, user.name)}`}`;
+}
 
 function AuditView({ admin, state }) {
   const { paged } = state;

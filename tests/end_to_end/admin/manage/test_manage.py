@@ -50,6 +50,41 @@ async def test_the_audit_log_is_filtered_and_paged(admin: Http) -> None:
     assert rest["entries"][0]["target"] == one["id"]
 
 
+async def test_the_audit_log_says_what_is_called_how_now_and_what_changed_in_plain_json(
+    two_workers: Server, admin: Http
+) -> None:
+    ada = await new_user(admin, name="Ada")
+    group = (await admin.post("/v1/admin/groups", {"name": "Crew"})).json()
+    member = f"/v1/admin/groups/{group['id']}/members/{ada['id']}"
+    assert (await admin.ask("PUT", member)).status_code == 200
+    async with Http(two_workers, ada["token"]) as http:
+        session = (await http.new_session())["id"]
+    await admin.post(f"/v1/admin/sessions/{session}/stop", {"reason": ada["id"]})
+    change = {"name": HOSTILE, "roles": ["user", "admin"], "disabled": False}
+    path = f"/v1/admin/users/{ada['id']}"
+    await admin.ask("PATCH", path, json={**change, "quotas": {"sessions": 5}})
+
+    async def newest(target: str) -> dict[str, Any]:
+        page = await admin.get("/v1/admin/audit", params={"limit": 1, "target": target})
+        entry: dict[str, Any] = page.json()["entries"][0]
+        assert (entry["actor"], entry["actor_name"]) == ("admin", "admin")
+        return entry
+
+    of_user, of_group, of_session = [await newest(id) for id in (ada["id"], group["id"], session)]
+    assert (of_user["target_name"], of_user["user"]) == (HOSTILE, None)
+    assert of_user["reason"] == (
+        r'name="<img src=x onerror=\"alert(1)\">" roles=["user","admin"] disabled=false '
+        'quotas={"tokens_per_day":null,"sessions":5,"answers":null}'
+    )
+    assert (of_group["action"], of_group["target_name"]) == ("group.join", "Crew")
+    assert of_group["user"] == {"id": ada["id"], "name": HOSTILE}
+    assert (of_session["target_name"], of_session["user"]) == (None, of_group["user"])
+    assert (await admin.ask("DELETE", path)).status_code == 204
+    gone = [await newest(id) for id in (ada["id"], group["id"], session)]
+    assert [one["target_name"] for one in gone] == [None, "Crew", None]
+    assert [one["user"] for one in gone] == [None, {"id": ada["id"], "name": None}, None]
+
+
 # ---- share links, storage -----------------------------------------------------------------------
 
 

@@ -13,7 +13,8 @@ from tests.server.terminal.test_tables import HOSTILE
 
 def entry(number: int = 0, **changed: Any) -> dict[str, Any]:
     names = ("actor", "action", "target", "reason", "address")
-    return {"id": str(number), "at": number, **dict.fromkeys(names, "x"), **changed}
+    named = {"actor_name": None, "target_name": None, "user": None}
+    return {"id": str(number), "at": number, **dict.fromkeys(names, "x"), **named, **changed}
 
 
 def page(*entries: dict[str, Any], cursor: str | None = None) -> dict[str, Any]:
@@ -55,3 +56,17 @@ def test_reasons_and_addresses_command_no_terminal(capsys: pytest.CaptureFixture
     text = capsys.readouterr().out
     assert len(text.splitlines()) == 2 and text.count("[bold]x[/]") == len(names)
     assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]", text)
+
+
+def test_names_stand_behind_the_ids_and_can_feign_none(capsys: pytest.CaptureFixture[str]) -> None:
+    member, gone = {"id": "usr_b", "name": "Grace (usr_z)"}, {"id": "usr_e", "name": None}
+    entries = (
+        entry(actor="usr_a", actor_name=HOSTILE, target="grp_c", target_name="Crew", user=member),
+        entry(actor="admin", actor_name="admin", target="ses_d", user=gone),
+        entry(actor="usr_e", target="ses_f", reason="usr_e", user=gone),
+    )
+    tell(show_audit(Played({"/audit": page(*entries)})), as_json=False)
+    first, second, third = capsys.readouterr().out.splitlines()[1:]
+    assert re.search(r"usr_a \(.*\) +x +grp_c \(Crew\) · usr_b \(Grace \(usr_z\)\)", first)
+    assert re.search(r" admin +x +ses_d · usr_e ", second)
+    assert re.search(r" usr_e +x +ses_f +x$", third.rstrip())
