@@ -34,13 +34,13 @@ const COLUMNS = [
 
 /** What is called so now, beside the id, which nobody can choose. */
 function named(id, name) {
-  return html`${name && name !== id && `${visibleName(name)} `}<code>${visibleName(id)}</code>`;
+  return html`<div>${name && name !== id && `${visibleName(name)} `}<code>${visibleName(id)}</code></div>`;
 }
 
 /** Of a session and of a group also the user whom it is about, unless it is who did it. */
 function toWhom({ actor, target, target_name: name, user }) {
   if (!target) return null;
-  return html`${named(target, name)}${user && user.id !== actor && html` · ${named(user.id, user.name)}`}`;
+  return html`<div>${named(target, name)}${user && user.id !== actor && named(user.id, user.name)}</div>`;
 }
 
 function AuditView({ admin, state }) {

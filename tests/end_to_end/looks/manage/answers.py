@@ -243,17 +243,28 @@ def groups_of(words: Words) -> list[GroupObject]:
 
 
 def entries_of(words: Words) -> list[AuditEntryObject]:
-    deeds = ("user.update", "share.revoke", "session.evict_and_lock", "group.member_add")
-    targets = (OPEN_USER, "ses_" + "Qm" * 11, "ses_" + "Zk" * 11, f"{OPEN_GROUP} {OPEN_USER}")
-    actors = ("admin", OPEN_USER, "admin", "admin")
+    ada, other = words.names[0], UserName("usr_" + "Zk" * 11, words.names[2])
+    rows = (
+        ("admin", "admin", "user.update", OPEN_USER, ada, None),
+        (OPEN_USER, ada, "share.revoke", "ses_" + "Qm" * 11, None, None),
+        ("admin", "admin", "session.evict_and_lock", "ses_" + "Zk" * 11, None, other),
+        ("admin", "admin", "group.join", OPEN_GROUP, words.groups[0], UserName(OPEN_USER, ada)),
+    )
     addresses = ("192.0.2.14", "2001:db8:85a3::8a2e:370:7334", "192.0.2.14", "")
     return [
         AuditEntryObject(
-            str(number), AT - number * HOUR, actors[number], deed, targets[number], reason, address
+            id=str(number),
+            at=AT - number * HOUR,
+            actor=actor,
+            action=action,
+            target=target,
+            reason=words.reasons[number],
+            address=addresses[number],
+            actor_name=actor_name,
+            target_name=target_name,
+            user=user,
         )
-        for number, (deed, reason, address) in enumerate(
-            zip(deeds, words.reasons, addresses, strict=True)
-        )
+        for number, (actor, actor_name, action, target, target_name, user) in enumerate(rows)
     ]
 
 
