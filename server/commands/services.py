@@ -23,6 +23,7 @@ from server.runs.peers import Peers
 from server.runs.runs import Runs
 from server.runs.takeover import Takeover
 from server.telemetry.metrics import Metrics
+from sessions.directory.finding.names import UserNames
 from sessions.store.store import SessionStore
 
 if TYPE_CHECKING:  # a server without tools imports nothing of them
@@ -53,6 +54,7 @@ class Services:
     health: Health
     notices: NoticeBoard
     identities: Identities
+    names: UserNames
     auditor: Auditor
     metrics: Metrics
     limits: Limits

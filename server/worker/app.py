@@ -159,6 +159,7 @@ class Worker:
             self._answers.abandonment.sweep_forever(),
             self._answers.queue_runner.sweep_forever(),
             self.access.identities.watch_forever(),
+            self.services.names.keep_forever(),
             self._answers.limit.renew_forever(self._slots),
         ):
             background.spawn(work)

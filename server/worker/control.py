@@ -40,6 +40,7 @@ class Control:
         self._health = services.health
         self._identities = services.identities
         self._notices = services.notices
+        self._names = services.names
         self._adapters = services.adapters
         self._repeats = services.stateless.repeats
         self._feed = feed
@@ -61,6 +62,7 @@ class Control:
     def _on_announcement(self, payload: LivePayload) -> None:
         self._identities.on_announcement(payload)
         self._notices.on_announcement(payload)
+        self._names.on_announcement(payload)
 
     def _on_control(self, payload: LivePayload) -> None:
         if isinstance(payload, LiveFrame):

@@ -46,6 +46,7 @@ from sessions.directory.adapters import AdapterBook
 from sessions.directory.audit import AuditLog
 from sessions.directory.calls import Calls
 from sessions.directory.credentials import Credentials
+from sessions.directory.finding.names import UserNames
 from sessions.directory.notices import Notices
 from sessions.directory.replicas import Replicas
 from sessions.directory.samples import Samples
@@ -331,6 +332,9 @@ def build_services(
 ) -> Services:
     config, store = given.config, given.store
     limits = config.settings.limits
+    built_in = {uid: user.name for uid, user in BUILT_IN.items()}
+    names = UserNames(store.client, store.keys, built_in)
+    live.feed.on_resync(names.on_resync)
     return Services(
         store=store,
         hub=live.hub,
@@ -342,6 +346,7 @@ def build_services(
         health=live.health,
         notices=live.notices,
         identities=identities,
+        names=names,
         auditor=Auditor(AuditLog(store.client, store.keys)),
         metrics=given.metrics,
         limits=limits,

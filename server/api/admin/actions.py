@@ -19,7 +19,6 @@ from server.runs.stop import Stop, cancel_command
 from sessions.directory.credentials import Credentials
 from sessions.directory.evictions import Evictions
 from sessions.directory.finding.called import Called
-from sessions.directory.finding.names import UserNames
 from sessions.directory.groups import Groups
 from sessions.directory.listing import ListedSession, Listing
 from sessions.directory.notices import Notices
@@ -46,7 +45,7 @@ class Admin:
         self.auditor = services.auditor
         self.listing = Listing(client, keys)
         self.called = Called(client, keys)
-        self.names = UserNames(client, keys, {uid: user.name for uid, user in BUILT_IN.items()})
+        self.names = services.names
         self.users = Users(client, keys)
         store = services.store
         self.groups = Groups(client, keys, self.users, store.allowances, store.group_sessions)

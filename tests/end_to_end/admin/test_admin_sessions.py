@@ -1,6 +1,7 @@
 """What admins see of sessions and do to them, through real doors, on two workers."""
 
 import asyncio
+from contextlib import AsyncExitStack
 from typing import Any
 
 import msgspec
@@ -8,6 +9,7 @@ import pytest
 
 from server.api.admin import objects as admin_objects
 from server.api.admin.manage.objects import UsedQuotas
+from sessions.directory.finding.names import RENEW_SECONDS
 from tests.end_to_end.clients.http_client import Http, admin_token, ask_and_follow, code_of
 from tests.end_to_end.clients.operators import SETTINGS, answering, audit, new_user
 from tests.end_to_end.site.harness import Client, Server
@@ -285,3 +287,28 @@ async def test_sessions_are_found_by_name_id_and_with_the_scope_by_title(
         assert code_of(refused) == (403, "forbidden")
     async with Http(two_workers, user["token"]) as http:
         await http.post(f"/v1/responses/{begun['id']}/cancel")
+
+
+async def test_a_new_name_is_found_at_once_whichever_worker_is_asked(
+    two_workers: Server, admin: Http
+) -> None:
+    user = await new_user(admin, name="Old Tidewaiter")
+
+    async def found(http: Http, name: str) -> list[str]:
+        answer = await http.get("/v1/admin/sessions", params={"find": name})
+        return [one["id"] for one in answer.json()["users"]]
+
+    async with AsyncExitStack() as stack:
+        token = admin_token(two_workers)
+        connections = [await stack.enter_async_context(Http(two_workers, token)) for _ in range(8)]
+        for http in connections:  # now both workers know the old name
+            assert await found(http, "tidewaiter") == [user["id"]]
+        path = f"/v1/admin/users/{user['id']}"
+        await admin.ask("PATCH", path, json={"name": "New Harbourmaster"})
+        async with asyncio.timeout(RENEW_SECONDS / 2):  # nobody is read again so soon
+            for http in connections:
+                while True:
+                    if await found(http, "harbourm"):
+                        break
+                    await asyncio.sleep(0.05)
+                assert await found(http, "tidewaiter") == []
