@@ -26,12 +26,14 @@ def sessions(
     once: Annotated[bool, typer.Option("--once", help="Print the list and end.")] = False,
     as_json: AsJson = False,
     find: Annotated[
-        str, typer.Option(help="Of a user (a name or an id), or one session or response by its id.")
+        str,
+        typer.Option(help="With this in a user's name, or else in the title; or by an id. Of all."),
     ] = "",
 ) -> None:
     """Watch sessions and the server's figures live, and stop and evict by keys."""
     if context.invoked_subcommand is not None:
         return
+    everything = everything or bool(find)
     with admin_client(data_dir) as client:
         if once or as_json or not in_terminal():
             from server.terminal.sessions.table import list_once

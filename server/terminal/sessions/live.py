@@ -7,6 +7,7 @@ draws the screen.
 
 import asyncio
 import io
+import math
 import time
 from collections.abc import Callable
 from typing import Any
@@ -33,25 +34,25 @@ from rich.console import Console
 from server.terminal.admin_client import AdminClient, AdminError
 from server.terminal.drawing import terminal_output
 from server.terminal.sessions.figures import BAD, FAINT, GOOD, Stats, figures_line, health_line
-from server.terminal.sessions.finding import filters_of
-from server.terminal.sessions.table import MAX_ROWS, Row, session_table
+from server.terminal.sessions.finding import MAX_ROWS, Found, find_sessions
+from server.terminal.sessions.table import session_table
 from server.terminal.text import printable
 from sessions.background import Background
 
 REFRESH_SECONDS = 1.0
+FOUND_SECONDS = 3.0  # what is looked for is asked for less often: titles have no index
 READ_SECONDS = 4.0  # so long, too, may `q` take where a server hangs
 STYLE = Style.from_dict({"good": "ansigreen", "bad": "ansired", "faint": "dim", "head": "bold"})
 KEYS = "↑ ↓ choose   s stop   e evict   / find   a all or active   q leave"
 
 
 def run_live(client: AdminClient, *, everything: bool, wanted: str = "") -> None:
-    """Until `q` or Ctrl+C. Raises `AdminError` for a user who is not there."""
-    filters = filters_of(client, wanted)
+    """Until `q` or Ctrl+C."""
     client.read_seconds = READ_SECONDS
 
     async def watch() -> None:
         screen = LiveSessions(client, create_input(), terminal_output(), everything=everything)
-        screen.wanted, screen.filters = wanted, filters
+        screen.wanted = wanted
         await screen.run()
 
     asyncio.run(watch())
@@ -64,11 +65,11 @@ class LiveSessions:
         self, client: AdminClient, keys: Input, output: Output, *, everything: bool
     ) -> None:
         self.wanted = ""
-        self.filters: dict[str, str] = {}
         self.chosen: str | None = None
         self._client, self._output = client, output
         self._everything = everything
-        self._rows: list[Row] = []
+        self._found = Found([], "")
+        self._found_at = -math.inf
         self._stats: Stats | None = None
         self._problem: str | None = None
         self._fetched_at = time.monotonic()
@@ -112,20 +113,30 @@ class LiveSessions:
             self._soon.clear()
 
     async def _fetch(self) -> None:
-        asked: dict[str, Any] = {"limit": MAX_ROWS, "active": not self._everything, **self.filters}
         try:
-            page, stats = await asyncio.gather(
-                asyncio.to_thread(self._client.get, "/sessions", **asked),
-                asyncio.to_thread(self._client.get, "/stats"),
+            self._found, self._stats = await asyncio.gather(
+                self._find(), asyncio.to_thread(self._client.get, "/stats")
             )
         except AdminError as error:
-            self._problem = f"{error}; still trying"
+            self._problem, self._found_at = f"{error}; still trying", -math.inf
             return
         self._problem, self._fetched_at = None, time.monotonic()
-        self._rows, self._stats = page["sessions"], stats
         ids = self._ids
         if self.chosen not in ids:
             self.chosen = ids[0] if ids else None
+
+    async def _find(self) -> Found:
+        now = time.monotonic()
+        if self.wanted and now - self._found_at < FOUND_SECONDS:
+            return self._found
+        self._found_at = now
+        return await asyncio.to_thread(
+            find_sessions, self._client, self.wanted, everything=self._everything
+        )
+
+    def _ask_anew(self) -> None:
+        self._found_at = -math.inf
+        self._soon.set()
 
     def _do(self, done: str, act: Callable[[], object]) -> None:
         """Have the server do something, and say what came of it."""
@@ -136,7 +147,7 @@ class LiveSessions:
                 self._note = (GOOD, done)
             except AdminError as error:
                 self._note = (BAD, printable(str(error)))
-            self._soon.set()
+            self._ask_anew()
             self.app.invalidate()
 
         self._note = (FAINT, "…")
@@ -146,7 +157,7 @@ class LiveSessions:
 
     @property
     def _ids(self) -> list[str]:
-        return [row["id"] for row in self._rows]
+        return [row["id"] for row in self._found.rows]
 
     def _move(self, step: int) -> None:
         ids = self._ids
@@ -175,13 +186,10 @@ class LiveSessions:
 
     def _ask_wanted(self) -> None:
         def find(wanted: str) -> None:
-            def look() -> None:
-                self.filters = filters_of(self._client, wanted)
-                self.wanted = wanted
+            self.wanted, self._everything = wanted, bool(wanted)
+            self._ask_anew()
 
-            self._do(f"looking for {printable(wanted)}" if wanted else "looking for all", look)
-
-        self._ask("find a user's name, or an id: ", find)
+        self._ask("find a name, an id or a title: ", find)
 
     def _ask(self, prompt: str, accept: Callable[[str], None]) -> None:
         self._note = ("", "")
@@ -201,7 +209,7 @@ class LiveSessions:
 
     def _toggle(self) -> None:
         self._everything = not self._everything
-        self._soon.set()
+        self._ask_anew()
 
     def _bindings(self) -> KeyBindings:
         keys = KeyBindings()
@@ -266,12 +274,11 @@ class LiveSessions:
         return list(health_line(self._stats, self._problem, age))
 
     def _head(self) -> StyleAndTextTuples:
-        shown = "all sessions" if self._everything else "sessions that are being answered"
-        found = f", of {printable(self.wanted)}" if self.filters else ""
-        return [("class:head", f"\n{len(self._rows)} {shown}{found}")]
+        style = "class:head" if self._found.is_known else BAD
+        return [(style, f"\n{printable(self._found.title)}")]
 
     def _table(self) -> StyleAndTextTuples:
-        if not self._rows:
+        if not self._found.rows:
             return [(FAINT, "nothing")]
         width = self._output.get_size().columns - 1  # what stands in the last one is drawn apart
         console = Console(
@@ -281,7 +288,7 @@ class LiveSessions:
             highlight=False,
             legacy_windows=False,
         )
-        console.print(session_table(self._rows, self.chosen, width))
+        console.print(session_table(self._found.rows, self.chosen, width))
         assert isinstance(console.file, io.StringIO)
         return to_formatted_text(ANSI(console.file.getvalue()))
 

@@ -1,22 +1,19 @@
 """The list of sessions as a table, and `parley sessions --once`, which prints it and ends."""
 
 import json
+import sys
 from dataclasses import dataclass
-from typing import Any
 
 from rich.console import Console, JustifyMethod
 from rich.table import Table
 from rich.text import Text
 
-from server.terminal.admin_client import AdminClient
+from server.terminal.admin_client import AdminClient, AdminError
 from server.terminal.sessions.figures import duration
-from server.terminal.sessions.finding import filters_of
+from server.terminal.sessions.finding import Row, find_sessions
 from server.terminal.text import UNBOUNDED_WIDTH, printable
 
-MAX_ROWS = 50
 STATE_STYLES = {"in_progress": "green", "queued": "yellow", "stopping": "red"}
-
-Row = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,14 +44,16 @@ COLUMNS = (
 def list_once(
     client: AdminClient, console: Console, *, everything: bool, as_json: bool, wanted: str = ""
 ) -> None:
-    """The list as it is now. Raises `AdminError`, also for a user who is not there."""
-    page = client.get(
-        "/sessions", limit=MAX_ROWS, active=not everything, **filters_of(client, wanted)
-    )
+    """The list as it is now. Raises `AdminError`, also where nobody is what is wanted."""
+    found = find_sessions(client, wanted, everything=everything)
+    if not found.is_known:
+        raise AdminError(found.title, 404)
     if as_json:
-        print(json.dumps(page["sessions"]))
-    else:
-        console.print(session_table(page["sessions"], None, console.width))
+        print(json.dumps(found.rows))
+        return
+    if wanted:
+        print(printable(found.title), file=sys.stderr)
+    console.print(session_table(found.rows, None, console.width))
 
 
 def session_table(rows: list[Row], chosen: str | None, width: int) -> Table:

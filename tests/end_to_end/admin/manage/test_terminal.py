@@ -123,6 +123,27 @@ async def test_a_share_link_is_listed_and_taken_back(
     assert "session" in refused(parley("shares", "revoke", "ses_x"), NOT_THERE)
 
 
+async def test_sessions_are_found_by_a_part_of_a_name_or_of_a_title(
+    two_workers: Server, parley: Parley, admin: Http
+) -> None:
+    """As the console's search finds them, with those that nobody asks anything now."""
+    ada = await new_user(admin, name="Manage Adelaide")
+    async with Http(two_workers, ada["token"]) as http:
+        session = (await http.new_session(title="Lighthouses"))["id"]
+    for wanted in ("adelaid", ada["id"], session, "lightHOUSE"):
+        found = parley("sessions", "--once", "--find", wanted)
+        assert session in done(found), found.output
+    assert found.stderr == "1 session with “lightHOUSE” in their titles\n"
+    (row,) = json.loads(done(parley("sessions", "--json", "--find", "adelaid")))
+    assert row["user"]["name"] == "Manage Adelaide"
+    said = refused(parley("sessions", "--find", "zeppelin"), NOT_THERE)
+    assert said == "nobody's name, no id, and no title has “zeppelin”"
+    weak = done(parley("users", "add", "Manage Weak", "--admin")).strip()
+    said = refused(parley("sessions", "--find", "lightHOUSE", PARLEY_ADMIN_TOKEN=weak), NOT_THERE)
+    assert said == "nobody's name, and no id, has “lightHOUSE”"
+    done(parley("users", "remove", "Manage Weak"))
+
+
 async def test_a_notice_reaches_those_who_are_there_and_is_cleared(
     two_workers: Server, parley: Parley
 ) -> None:

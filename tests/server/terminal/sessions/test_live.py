@@ -35,8 +35,8 @@ class PlayedServer(AdminClient):
         self.asked.append((path, query))
         if path == "/stats":
             return stats(worker())
-        if path == "/users":
-            return {"users": [{"id": "usr_1", "name": "Ada"}], "next_cursor": None}
+        if "title" in query or query.get("find") == "nobody":
+            return {"sessions": [], "next_cursor": None, "examined": 9}
         return {"sessions": [row(id=name) for name in IDS]}
 
     def post(self, path: str, **body: Any) -> dict[str, Any]:
@@ -128,20 +128,20 @@ async def test_escape_takes_the_question_back() -> None:
     assert desk.server.posted == []
 
 
-async def test_a_user_is_found_by_name_and_all_are_shown() -> None:
+async def test_all_sessions_are_looked_through_for_what_is_wanted() -> None:
     def asked(**wanted: Any) -> bool:
         queries = [query for path, query in desk.server.asked if path == "/sessions"]
         return wanted.items() <= queries[-1].items()
 
     async with opened() as desk:
         desk.press("/Ada" + ENTER)
-        await desk.until(lambda: asked(user="usr_1"))
+        await desk.until(lambda: asked(find="Ada", active=False))
         desk.press("a")
-        await desk.until(lambda: asked(user="usr_1", active=False))
+        await desk.until(lambda: asked(find="Ada", active=True))
         desk.press("/nobody" + ENTER)
-        await desk.until(lambda: "no user has the name" in desk.screen._note[1])
-        desk.press("/ses_9" + ENTER)
-        await desk.until(lambda: asked(id="ses_9"))
+        await desk.until(lambda: "no title has “nobody”" in desk.screen._found.title)
+        desk.press("/" + ENTER)
+        await desk.until(lambda: asked(find=None, active=True))
         desk.press("q")
 
 
