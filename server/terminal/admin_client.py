@@ -11,16 +11,20 @@ import urllib.request
 from http import HTTPStatus
 from typing import Any
 
+from server.terminal.text import plain_limit
+
 TIMEOUT_SECONDS = 10.0
 PAGE = 200
 
 
 class AdminError(Exception):
-    """What went wrong, in one line. `status` is that of HTTP; None: there was no answer."""
+    """What went wrong, in one line. `status` is that of HTTP; None: there was no answer. `field` is
+    the one of the API whose value the server does not take.
+    """
 
-    def __init__(self, message: str, status: int | None = None) -> None:
-        super().__init__(message)
-        self.status = status
+    def __init__(self, message: str, status: int | None = None, field: str = "") -> None:
+        super().__init__(message if field in message else f"{field}: {message}")
+        self.message, self.status, self.field = message, status, field
 
 
 class ServerClient:
@@ -75,7 +79,7 @@ class ServerClient:
             with self._opener.open(request, timeout=seconds) as answer:
                 return dict(json.loads(answer.read() or b"{}"))
         except urllib.error.HTTPError as error:
-            raise AdminError(_message(error), error.code) from None
+            raise _refusal(error) from None
         except (OSError, http.client.HTTPException, ValueError) as error:
             raise AdminError(f"{self.url} does not answer: {_reason(error, method)}") from None
 
@@ -104,15 +108,16 @@ def quoted(name: str) -> str:
     return urllib.parse.quote(name, safe="")
 
 
-def _message(error: urllib.error.HTTPError) -> str:
-    """In the server's words, with the field whose value it does not take."""
+def _refusal(error: urllib.error.HTTPError) -> AdminError:
+    """In the server's words; how much is allowed, in everybody's."""
     try:
         said = json.loads(error.read())["error"]
         message, field = str(said["message"]), str(said.get("param") or "")
-        is_named = error.code != HTTPStatus.BAD_REQUEST or field in message
-        return message if is_named else f"{field}: {message}"
     except (OSError, ValueError, KeyError, TypeError):
-        return f"the server answered {error.code}"
+        return AdminError(f"the server answered {error.code}", error.code)
+    if error.code != HTTPStatus.BAD_REQUEST:
+        return AdminError(message, error.code)
+    return AdminError(plain_limit(message, in_seconds=field.endswith("_s")), error.code, field)
 
 
 def _reason(error: Exception, method: str) -> str:

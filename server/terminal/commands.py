@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Annotated, Any, NamedTuple, TypeVar
 
 import typer
+from typer.models import OptionInfo
 
 from server.config.settings import PREFIX
 from server.terminal.admin_client import AdminClient, AdminError
@@ -23,6 +24,8 @@ from server.terminal.text import printable
 
 # How a command ends that has not done what it was told.
 REFUSED, NOT_ASKED, NO_RIGHT, NOT_THERE, AWAY = 1, 2, 3, 4, 5
+# Parameters of commands that the API calls otherwise.
+FIELDS = {"life": "expires_in_s", "days": "expires_in_s", "scope": "scopes"}
 
 DataDir = Annotated[
     Path | None,
@@ -44,15 +47,21 @@ Command = TypeVar("Command", bound=Callable[..., Told])
 
 
 def admin_command(group: typer.Typer, name: str) -> Callable[[Command], Command]:
-    """Add a command for admins to a group. Called as a function, it takes a client first."""
+    """Add a command for admins to a group. Called as a function, it takes a client first.
+
+    A parameter that is a named tuple stands for an option for each of its fields.
+    """
 
     def add(command: Command) -> Command:
         def run(data_dir: DataDir = None, as_json: AsJson = False, **given: Any) -> None:
-            with admin_client(data_dir) as client:
+            for name, bundle in bundles.items():
+                given[name] = bundle(*(given.pop(option) for option in bundle._fields))
+            with admin_client(data_dir, command) as client:
                 told = command(client, **given)
             tell(told, as_json)
 
-        _, *own = inspect.signature(command).parameters.values()
+        bundles = _bundles(command)
+        _, *own = _parameters(command)
         shared = [one for one in inspect.signature(run).parameters.values() if one.name != "given"]
         run.__doc__ = command.__doc__
         keyword = inspect.Parameter.KEYWORD_ONLY
@@ -63,6 +72,25 @@ def admin_command(group: typer.Typer, name: str) -> Callable[[Command], Command]
         return command
 
     return add
+
+
+def _bundles(command: Callable[..., object]) -> dict[str, Any]:
+    """Its parameters that stand for several options: named tuples, of which several commands
+    may have the same.
+    """
+    named = inspect.signature(command).parameters
+    return {
+        name: one.annotation for name, one in named.items() if hasattr(one.annotation, "_fields")
+    }
+
+
+def _parameters(command: Callable[..., object]) -> list[inspect.Parameter]:
+    """All of them, the options of its bundles one by one."""
+    bundles = _bundles(command)
+    found: list[inspect.Parameter] = []
+    for name, one in inspect.signature(command).parameters.items():
+        found += inspect.signature(bundles[name]).parameters.values() if name in bundles else [one]
+    return found
 
 
 def tell(told: Told, as_json: bool) -> None:
@@ -80,8 +108,8 @@ def tell(told: Told, as_json: bool) -> None:
 
 
 @contextmanager
-def admin_client(data_dir: Path | None) -> Iterator[AdminClient]:
-    """Open the running server's admin API; print its refusals as one line."""
+def admin_client(data_dir: Path | None, command: Callable[..., object]) -> Iterator[AdminClient]:
+    """Open the running server's admin API; print as one line what it refuses this command."""
     try:
         yield AdminClient(*find_server(data_dir, "admin-token"))
     except NoServer as error:
@@ -89,7 +117,23 @@ def admin_client(data_dir: Path | None) -> Iterator[AdminClient]:
     except typer.BadParameter as error:
         raise fail(f"{error.param_hint}: {error.message}") from None
     except AdminError as error:
-        raise fail(str(error), exit_code(error.status)) from None
+        option = _options(command).get(error.field.rpartition(".")[2])
+        words = str(error) if option is None else f"{option}: {error.message}"
+        raise fail(words, exit_code(error.status)) from None
+
+
+def _options(command: Callable[..., object]) -> dict[str, str]:
+    """What a user types for each field of the API that an option of the command gives."""
+    options = {}
+    for one in _parameters(command):
+        for declared in getattr(one.annotation, "__metadata__", ()):
+            if isinstance(declared, OptionInfo):
+                # Where it is an annotation, typer keeps the first name in the place of a default.
+                names = map(str, (declared.default, *(declared.param_decls or ())))
+                given = [name for name in names if name.startswith("--")]
+                option = given[0] if given else "--" + one.name.replace("_", "-")
+                options[FIELDS.get(one.name, one.name)] = option
+    return options
 
 
 def exit_code(status: int | None) -> int:

@@ -1,5 +1,6 @@
 """Text for a terminal: how wide it may be, and words of strangers made safe."""
 
+import re
 import unicodedata
 from typing import TYPE_CHECKING
 
@@ -7,6 +8,8 @@ if TYPE_CHECKING:
     from rich.console import Console  # imported where it is used: it takes 40 ms
 
 UNBOUNDED_WIDTH = 10_000
+UNITS = {"d": 86_400, "h": 3600, "m": 60, "s": 1}  # of spans of time, as they are typed
+_LIMIT = re.compile(r"Expected `(?:int|(str))`(?: of length)? ([<>])= (\d+)")
 
 
 def output_console() -> "Console":
@@ -42,3 +45,21 @@ def printable(text: str) -> str:
     Control characters move cursors and rename windows; formatting characters hide or reorder.
     """
     return "".join(character if character.isprintable() else "·" for character in text)
+
+
+def plain_limit(message: str, *, in_seconds: bool = False) -> str:
+    """A refusal of the server's in words, where it says how much a field may hold."""
+
+    def words(found: "re.Match[str]") -> str:
+        is_text, sign, number = found.groups()
+        amount = span(int(number)) if in_seconds else f"{int(number):,}"
+        unit = " characters" if is_text else ""
+        return f"at {'most' if sign == '<' else 'least'} {amount}{unit}"
+
+    return _LIMIT.sub(words, message)
+
+
+def span(seconds: int) -> str:
+    """A span of time as it is typed, in its largest unit: 90s, 30m, 4h or 7d."""
+    unit = next(unit for unit, length in UNITS.items() if seconds % length == 0)
+    return f"{seconds // UNITS[unit]}{unit}"

@@ -5,8 +5,9 @@ from datetime import UTC, datetime
 
 import typer
 
-DAY_SECONDS = 86_400
-_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": DAY_SECONDS}
+from server.terminal.text import UNITS
+
+DAY_SECONDS = UNITS["d"]
 _SPAN = re.compile(r"(\d{1,9}) ?([smhd])")
 
 
@@ -22,7 +23,7 @@ def seconds_of(text: str, option: str) -> int:
     """`90s`, `30m`, `4h` or `7d`. Raises `typer.BadParameter`."""
     if (found := _SPAN.fullmatch(text.strip())) is None:
         raise typer.BadParameter(f"{text!r} is no time such as 30m, 4h or 7d", param_hint=option)
-    return int(found[1]) * _SECONDS[found[2]]
+    return int(found[1]) * UNITS[found[2]]
 
 
 def moment_of(text: str, option: str, now_ms: int) -> int:

@@ -34,7 +34,7 @@ def sessions(
     if context.invoked_subcommand is not None:
         return
     everything = everything or bool(find)
-    with admin_client(data_dir) as client:
+    with admin_client(data_dir, sessions) as client:
         if once or as_json or not in_terminal():
             from server.terminal.sessions.table import list_once
             from server.terminal.text import output_console

@@ -47,6 +47,19 @@ def test_a_refusal_is_in_the_server_s_words_and_names_the_field() -> None:
     assert refusal(error("no")).status == 400
 
 
+@pytest.mark.parametrize(
+    ("message", "field", "said"),
+    [
+        ("Expected `int` <= 2592000", "expires_in_s", "at most 30d"),
+        ("Expected `int` >= 1", "expires_in_s", "at least 1s"),
+        ("Expected `int` <= 9000", "quotas.answers", "at most 9,000"),
+        ("Expected `str` of length <= 100", "name", "at most 100 characters"),
+    ],
+)
+def test_how_much_is_allowed_is_said_in_words(message: str, field: str, said: str) -> None:
+    assert refusal(error(message, field)).message == said
+
+
 def test_what_is_no_answer_of_parley_is_named_by_its_status() -> None:
     assert str(refusal(b"<html>", "502 Bad Gateway")) == "the server answered 502"
 

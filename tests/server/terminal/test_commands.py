@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, NamedTuple
 
 import pytest
 import typer
@@ -18,6 +18,11 @@ from server.terminal.tables import Table
 HOSTILE = "Ada\x1b]0;owned\x07\n\u202e"
 
 
+class Life(NamedTuple):
+    days: Annotated[int, typer.Option()] = 1
+    life: Annotated[str, typer.Option("--for")] = ""
+
+
 def run(told: Any, *words: str, folder: Path) -> Any:
     """A command that says this, as a process would end; an `AdminError` is raised."""
     app = typer.Typer()
@@ -25,13 +30,20 @@ def run(told: Any, *words: str, folder: Path) -> Any:
     (folder / "admin-token").write_text("secret")
 
     @admin_command(app, "do")
-    def do(client: AdminClient, name: str, times: int = 1) -> Told:
+    def do(
+        client: AdminClient,
+        name: str,
+        times: Annotated[int, typer.Option()] = 1,
+        life: Life = Life(),  # noqa: B008
+    ) -> Told:
         """Do it."""
         assert client.url == "http://127.0.0.1:1"
         if isinstance(told, AdminError):
             raise told
         assert isinstance(told, Told)
-        return told._replace(found={"name": name, "times": times, "found": told.found})
+        return told._replace(
+            found={"name": name, "times": times, "found": told.found, **life._asdict()}
+        )
 
     return CliRunner().invoke(app, ["x", "--data-dir", str(folder), *words])
 
@@ -41,8 +53,9 @@ def test_people_get_words_and_scripts_the_object(tmp_path: Path) -> None:
     for_people = run(told, folder=tmp_path)
     assert (for_people.exit_code, for_people.stdout) == (0, "done\nwell\n")
     assert for_people.stderr == "by the way\n"
-    for_scripts = run(told, "--json", "--times", "2", folder=tmp_path)
-    assert json.loads(for_scripts.output) == {"name": "x", "times": 2, "found": [1]}
+    for_scripts = run(told, "--json", "--times", "2", "--for", "1h", folder=tmp_path)
+    given = {"name": "x", "times": 2, "days": 1, "life": "1h"}
+    assert json.loads(for_scripts.output) == {**given, "found": [1]}
 
 
 @pytest.mark.row("B60")
@@ -66,8 +79,23 @@ def test_a_refusal_is_one_line_and_a_code_that_says_of_what_kind(
     assert (ended.exit_code, ended.stdout, ended.stderr) == (code, "", "parley: no\n")
 
 
+@pytest.mark.parametrize(
+    ("field", "said"),
+    [
+        ("times", "--times: at most 2"),
+        ("quotas.times", "--times: at most 2"),
+        ("expires_in_s", "--for: at most 2"),
+        ("name", "name: at most 2"),
+        ("", "at most 2"),
+    ],
+)
+def test_a_refusal_names_the_option_that_was_typed(field: str, said: str, tmp_path: Path) -> None:
+    ended = run(AdminError("at most 2", 400, field), folder=tmp_path)
+    assert (ended.exit_code, ended.stderr) == (1, f"parley: {said}\n")
+
+
 def test_nothing_is_asked_where_no_server_runs(tmp_path: Path) -> None:
-    with pytest.raises(typer.Exit) as raised, commands.admin_client(tmp_path):
+    with pytest.raises(typer.Exit) as raised, commands.admin_client(tmp_path, print):
         raise AssertionError("unreachable")
     assert raised.value.exit_code == 2
 

@@ -123,6 +123,31 @@ async def test_a_share_link_is_listed_and_taken_back(
     assert "session" in refused(parley("shares", "revoke", "ses_x"), NOT_THERE)
 
 
+async def test_what_the_server_refuses_is_named_as_it_was_typed(parley: Parley) -> None:
+    long = "x" * 600
+    with named(parley, "Manage Gus"):
+        for words, said in (
+            (("notice", "set", "x", "--for", "31d"), "--for: at most 30d"),
+            (("notice", "set", "x", "--for", "0s"), "--for: at least 1s"),
+            (("notice", "set", long), "text: at most 500 characters"),
+            (("users", "add", "Manage Hal", "--days", "99999"), "--days: at most 3650d"),
+            (
+                ("users", "add", "Manage Hal", "--purpose", long),
+                "--purpose: at most 100 characters",
+            ),
+            (("users", "token", "Manage Gus", "--scope", "root"), "--scope: no such scope: root;"),
+            (("users", "token", "Manage Gus", "--days", "99999"), "--days: at most 3650d"),
+            (("users", "roles", "Manage Gus", "king"), "roles: no such role: king;"),
+            (("users", "rename", "Manage Gus", long), "name: at most 100 characters"),
+            (("workers", "drain", "x", "--reason", long), "--reason: at most 200 characters"),
+            (("sessions", "stop", "ses_x", "--reason", long), "--reason: at most 200 characters"),
+            (("sessions", "--find", long), "--find: at most 200 characters"),
+            (("audit", "--action", long), "--action: "),
+            (("audit", "--target", long), "--target: "),
+        ):
+            assert refused(parley(*words), REFUSED).startswith(said), words
+
+
 async def test_sessions_are_found_by_a_part_of_a_name_or_of_a_title(
     two_workers: Server, parley: Parley, admin: Http
 ) -> None:
