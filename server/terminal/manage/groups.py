@@ -5,13 +5,7 @@ import typer
 from server.terminal.admin_client import AdminClient
 from server.terminal.commands import Told, admin_command
 from server.terminal.manage.finding import check_free, find_group, find_user
-from server.terminal.manage.quotas import (
-    Answers,
-    Sessions,
-    TokensPerDay,
-    changed_quotas,
-    groups_table,
-)
+from server.terminal.manage.quotas import NO_QUOTAS, GivenQuotas, groups_table
 from server.terminal.manage.users import users_list
 
 app = typer.Typer(name="groups", help="Groups of users, who share quotas.", no_args_is_help=True)
@@ -25,16 +19,9 @@ def list_groups(client: AdminClient) -> Told:
 
 
 @admin_command(app, "add")
-def add_group(
-    client: AdminClient,
-    name: str,
-    tokens_per_day: TokensPerDay = None,
-    sessions: Sessions = None,
-    answers: Answers = None,
-) -> Told:
+def add_group(client: AdminClient, name: str, given: GivenQuotas = NO_QUOTAS) -> Told:
     """Make a group. A quota is a number, or `none` for no limit."""
-    given = {"tokens_per_day": tokens_per_day, "sessions": sessions, "answers": answers}
-    quotas = changed_quotas({}, is_group=True, **given)
+    quotas = given.changed({}, is_group=True)
     check_free(name, client.get_all("/groups", "groups"), "group")
     group = client.post("/groups", name=name, quotas=quotas)
     return Told(group, f"group {group['id']} ({group['name']})")
@@ -51,20 +38,13 @@ def rename_group(client: AdminClient, group: str, name: str) -> Told:
 
 
 @admin_command(app, "quotas")
-def group_quotas(
-    client: AdminClient,
-    group: str,
-    tokens_per_day: TokensPerDay = None,
-    sessions: Sessions = None,
-    answers: Answers = None,
-) -> Told:
+def group_quotas(client: AdminClient, group: str, given: GivenQuotas = NO_QUOTAS) -> Told:
     """Show or set what a group (an id or a name) shares.
 
     A quota is a number, or `none` for no limit.
     """
     found = find_group(client, group)
-    given = {"tokens_per_day": tokens_per_day, "sessions": sessions, "answers": answers}
-    quotas = changed_quotas(found["quotas"], is_group=True, **given)
+    quotas = given.changed(found["quotas"], is_group=True)
     if quotas is not None:
         found = client.patch(f"/groups/{found['id']}", quotas=quotas)
     return Told(found, groups_table([found]))

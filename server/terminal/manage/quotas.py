@@ -1,6 +1,6 @@
 """What users and groups may have, as commands read it, and as tables show it."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import typer
 
@@ -9,19 +9,29 @@ from server.terminal.tables import Cell, Table
 NUMBERS = ("sessions", "tokens today", "answers at a time")
 MAX_QUOTA = 2**53 - 1
 
-# The names of the API.
-TokensPerDay = Annotated[str | None, typer.Option(help="Tokens a day.", metavar="<quota>")]
-Sessions = Annotated[str | None, typer.Option(help="Sessions that are kept.", metavar="<quota>")]
-Answers = Annotated[str | None, typer.Option(help="Answers at a time.", metavar="<quota>")]
+
+def _quota(about: str) -> Any:
+    return typer.Option(help=about, metavar="<quota>")
 
 
-def changed_quotas(own: dict[str, int | None], is_group: bool, **given: str | None) -> Any:
-    """What is to stand in the place of `own`; None where nothing was given.
+class GivenQuotas(NamedTuple):
+    """Options of a command, by the names of the API."""
 
-    Raises `typer.BadParameter`.
-    """
-    read = {name: _read(name, text, is_group) for name, text in given.items() if text is not None}
-    return {**own, **read} if read else None
+    tokens_per_day: Annotated[str | None, _quota("Tokens a day.")] = None
+    sessions: Annotated[str | None, _quota("Sessions that are kept.")] = None
+    answers: Annotated[str | None, _quota("Answers at a time.")] = None
+
+    def changed(self, own: dict[str, int | None], *, is_group: bool) -> Any:
+        """What is to stand in the place of `own`; None where nothing was given.
+
+        Raises `typer.BadParameter`.
+        """
+        given = {name: text for name, text in self._asdict().items() if text is not None}
+        read = {name: _read(name, text, is_group) for name, text in given.items()}
+        return {**own, **read} if read else None
+
+
+NO_QUOTAS = GivenQuotas()
 
 
 def _read(name: str, text: str, is_group: bool) -> int | None:

@@ -1,19 +1,14 @@
 """`parley users`: who may come in, what they may, and what they keep."""
 
-from typing import Annotated, Any
+from collections.abc import Sequence
+from typing import Annotated, Any, NamedTuple
 
 import typer
 
 from server.terminal.admin_client import AdminClient, quoted
 from server.terminal.commands import Told, admin_command
 from server.terminal.manage.finding import check_free, find_user
-from server.terminal.manage.quotas import (
-    Answers,
-    Sessions,
-    TokensPerDay,
-    changed_quotas,
-    users_table,
-)
+from server.terminal.manage.quotas import NO_QUOTAS, GivenQuotas, users_table
 from server.terminal.tables import Cell, Table
 from server.terminal.times import DAY_SECONDS, day
 
@@ -23,12 +18,25 @@ NOTHING_OWN = {"tokens_per_day": None, "sessions": None, "answers": None}
 
 app = typer.Typer(name="users", help="Create, change and remove users.", no_args_is_help=True)
 
-Scopes = Annotated[
-    list[str] | None,
-    typer.Option(help="admin, admin:operate or admin:transcripts; may be repeated."),
-]
-Days = Annotated[int | None, typer.Option(help="Days until the token expires.", min=1)]
-Purpose = Annotated[str, typer.Option(help="What the token is for; `users show` says it.")]
+
+class TokenOptions(NamedTuple):
+    """What a new token is to be like."""
+
+    scope: Annotated[
+        list[str] | None,
+        typer.Option(help="admin, admin:operate or admin:transcripts; may be repeated."),
+    ] = None
+    days: Annotated[int | None, typer.Option(help="Days until the token expires.", min=1)] = None
+    purpose: Annotated[str, typer.Option(help="What it is for; `users show` says it.")] = ""
+
+    def fields(self, scopes: Sequence[str] = ()) -> dict[str, Any]:
+        """As the API takes them, with these scopes where none is given."""
+        lifetime = None if self.days is None else self.days * DAY_SECONDS
+        given = {"expires_in_s": lifetime, "purpose": self.purpose}
+        return {"scopes": self.scope or list(scopes), **given}
+
+
+ANY_TOKEN = TokenOptions()
 
 
 @admin_command(app, "list")
@@ -43,9 +51,7 @@ def add_user(
     client: AdminClient,
     name: str,
     admin: Annotated[bool, typer.Option("--admin", help="Give the role admin.")] = False,
-    scope: Scopes = None,
-    days: Days = None,
-    purpose: Purpose = "",
+    token: TokenOptions = ANY_TOKEN,
 ) -> Told:
     """Create a user and print their token, once."""
     check_free(name, client.get_all("/users", "users"), "user")
@@ -53,9 +59,7 @@ def add_user(
         "/users",
         name=name,
         roles=["user", "admin"] if admin else ["user"],
-        scopes=scope or (["admin"] if admin else []),
-        expires_in_s=None if days is None else days * DAY_SECONDS,
-        purpose=purpose,
+        **token.fields(["admin"] if admin else []),
     )
     note = f"user {user['id']} ({user['name']}); its token, shown this once:"
     return Told(user, user["token"], note)  # alone on standard output, so that a script can take it
@@ -84,17 +88,10 @@ def show_user(client: AdminClient, user: str) -> Told:
 
 
 @admin_command(app, "token")
-def add_token(
-    client: AdminClient, user: str, scope: Scopes = None, days: Days = None, purpose: Purpose = ""
-) -> Told:
+def add_token(client: AdminClient, user: str, token: TokenOptions = ANY_TOKEN) -> Told:
     """Print another token for a user (an id or a name), once."""
     found = find_user(client, user)
-    made = client.post(
-        f"/users/{found['id']}/tokens",
-        scopes=scope or [],
-        expires_in_s=None if days is None else days * DAY_SECONDS,
-        purpose=purpose,
-    )
+    made = client.post(f"/users/{found['id']}/tokens", **token.fields())
     return Told(made, made["token"], f"another token of {found['name']}, shown this once:")
 
 
@@ -153,22 +150,19 @@ def rename_user(client: AdminClient, user: str, name: str) -> Told:
 def user_quotas(
     client: AdminClient,
     user: Annotated[str | None, typer.Argument(help="An id or a name; without it, all.")] = None,
-    tokens_per_day: TokensPerDay = None,
-    sessions: Sessions = None,
-    answers: Answers = None,
+    given: GivenQuotas = NO_QUOTAS,
 ) -> Told:
     """Show what users have and may have, or set it for one.
 
     A quota is a number, `none` for no limit, or `default` for what the settings say.
     """
-    given = {"tokens_per_day": tokens_per_day, "sessions": sessions, "answers": answers}
     if user is None:
-        if any(given.values()):
+        if any(given):
             raise typer.BadParameter("whose quotas? Those of all are settings", param_hint="user")
         users = client.get_all("/users", "users")
     else:
         users = [find_user(client, user)]
-        quotas = changed_quotas(users[0]["quotas"], is_group=False, **given)
+        quotas = given.changed(users[0]["quotas"], is_group=False)
         if quotas is not None:
             users = [client.patch(f"/users/{users[0]['id']}", quotas=quotas)]
     own = {one["id"]: one["quotas"] for one in users}

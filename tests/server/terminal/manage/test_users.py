@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import typer
 
-from server.terminal.manage.quotas import changed_quotas, users_table
+from server.terminal.manage.quotas import GivenQuotas, users_table
 from server.terminal.manage.users import NOTHING_OWN, show_storage, show_user, users_list
 from server.terminal.tables import Table
 from tests.server.terminal.manage.played import Played
@@ -48,21 +48,20 @@ def test_a_users_own_quotas_stand_in_the_place_of_the_settings() -> None:
 
 def test_a_quota_that_is_given_changes_and_the_others_stay() -> None:
     own = {"tokens_per_day": 9, "sessions": None, "answers": 2}
-    given = {"sessions": "none", "answers": "default", "tokens_per_day": None}
-    changed = changed_quotas(own, is_group=False, **given)
+    changed = GivenQuotas(sessions="none", answers="default").changed(own, is_group=False)
     assert changed == {"tokens_per_day": 9, "sessions": 0, "answers": None}
-    assert changed_quotas(own, is_group=False, sessions=None) is None
+    assert GivenQuotas().changed(own, is_group=False) is None
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "many", "1.5", "", str(2**53)])
 def test_what_is_no_quota_is_refused(text: str) -> None:
     with pytest.raises(typer.BadParameter, match="a number, none or default"):
-        changed_quotas({}, is_group=False, sessions=text)
+        GivenQuotas(sessions=text).changed({}, is_group=False)
 
 
 def test_a_group_has_no_default() -> None:
     with pytest.raises(typer.BadParameter, match="a number or none"):
-        changed_quotas({}, is_group=True, sessions="default")
+        GivenQuotas(sessions="default").changed({}, is_group=True)
 
 
 def test_who_stores_most_comes_first_and_who_stores_nothing_is_not_asked_for() -> None:
