@@ -7,8 +7,7 @@ import typer
 
 from server.terminal.admin_client import PAGE, AdminClient
 from server.terminal.commands import Told
-from server.terminal.manage.finding import find_user
-from server.terminal.manage.users import BUILT_IN
+from server.terminal.manage.finding import BUILT_IN, find_user
 from server.terminal.tables import Table
 from server.terminal.times import moment_of, second
 

@@ -4,12 +4,18 @@ from typing import Any
 
 from server.terminal.admin_client import AdminClient, AdminError, quoted
 
+BUILT_IN = ("local", "admin")  # users whom no list has
+
 
 def find_user(client: AdminClient, who: str) -> dict[str, Any]:
     """The user with this id, or the only one with this name. Raises `AdminError`."""
     if who.startswith("usr_"):
         return client.get(f"/users/{quoted(who)}")
-    return _only(client.get_all("/users", "users"), who, "user")
+    users = client.get_all("/users", "users")
+    if who in BUILT_IN and not any(one["name"] == who for one in users):
+        known = f"`parley users quotas {who}` and `storage {who}` show what it has"
+        raise AdminError(f"{who} is built in: {known}", 409)
+    return _only(users, who, "user")
 
 
 def find_group(client: AdminClient, which: str) -> dict[str, Any]:

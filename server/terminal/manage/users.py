@@ -5,14 +5,13 @@ from typing import Annotated, Any, NamedTuple
 
 import typer
 
-from server.terminal.admin_client import AdminClient, quoted
+from server.terminal.admin_client import AdminClient, AdminError, quoted
 from server.terminal.commands import Told, admin_command
-from server.terminal.manage.finding import check_free, find_user
+from server.terminal.manage.finding import BUILT_IN, check_free, find_user
 from server.terminal.manage.quotas import NO_QUOTAS, GivenQuotas, users_table
 from server.terminal.tables import Cell, Table
 from server.terminal.times import DAY_SECONDS, day
 
-BUILT_IN = ("local", "admin")  # which no list of users has
 TOKEN_HEADINGS = ("token", "kind", "scopes", "since", "until", "purpose")
 NOTHING_OWN = {"tokens_per_day": None, "sessions": None, "answers": None}
 
@@ -160,6 +159,11 @@ def user_quotas(
         if any(given):
             raise typer.BadParameter("whose quotas? Those of all are settings", param_hint="user")
         users = client.get_all("/users", "users")
+    elif user in BUILT_IN:
+        if any(given):
+            built_in = f"{user} is built in: its quotas are those of the settings"
+            raise AdminError(built_in, 409)
+        users = [{"id": user, "quotas": NOTHING_OWN}]
     else:
         users = [find_user(client, user)]
         quotas = given.changed(users[0]["quotas"], is_group=False)

@@ -72,6 +72,18 @@ async def test_quotas_of_a_user_are_set_one_by_one_and_shown(parley: Parley) -> 
         assert "whose quotas" in refused(parley("users", "quotas", "--sessions", "1"), NOT_ASKED)
 
 
+async def test_users_that_are_built_in_have_the_quotas_of_the_settings(parley: Parley) -> None:
+    for name in ("local", "admin"):
+        (row,) = json.loads(done(parley("users", "quotas", name, "--json")))["quotas"]
+        assert row["user"]["id"] == name
+        assert name in done(parley("users", "quotas", name))
+        said = refused(parley("users", "quotas", name, "--sessions", "1"), REFUSED)
+        assert said == f"{name} is built in: its quotas are those of the settings"
+        for words in (("show",), ("disable",), ("invite",), ("rename", "x"), ("remove",)):
+            said = refused(parley("users", words[0], name, *words[1:]), REFUSED)
+            assert said.startswith(f"{name} is built in")
+
+
 async def test_a_group_is_made_joined_limited_left_and_removed(parley: Parley, admin: Http) -> None:
     with named(parley, "Manage Cy") as (uid,):
         made = json.loads(
