@@ -4,14 +4,14 @@ import inspect
 import itertools
 import os
 import sys
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Annotated, Any, get_origin
-from urllib.parse import urlsplit
 
 import typer
 
 from server import __version__
+from server.config.masking import masked
 from server.config.settings import ENVIRONMENT_ONLY, PREFIX, ConfigError, Settings, load_settings
 from server.terminal.chat.command import chat
 from server.terminal.commands import DataDir, admin_command, fail
@@ -123,8 +123,7 @@ def serve(**flags: Any) -> None:
     Every option can also be set in the environment; a flag takes precedence. Secrets come from the
     environment only, because every user of the machine can read a command line.
     """
-    if flags["redis_url"] is not None and urlsplit(flags["redis_url"]).password is not None:
-        raise fail(f"redis_url: a password belongs in {PREFIX}REDIS_URL")
+    _refuse_secrets(flags)
     try:
         settings = load_settings(flags)
     except ConfigError as error:
@@ -136,6 +135,13 @@ def serve(**flags: Any) -> None:
     harden()
     configure_logs(settings.log_level, settings.effective_log_format, "supervisor")
     raise typer.Exit(Supervisor(settings).run())
+
+
+def _refuse_secrets(flags: Mapping[str, Any]) -> None:
+    for name, given in flags.items():
+        texts = given if isinstance(given, list) else [given]
+        if any(isinstance(text, str) and masked(text) != text for text in texts):
+            raise fail(f"{name}: a password belongs in {PREFIX}{name.upper()}")
 
 
 def _run_core(

@@ -12,6 +12,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
+from urllib.parse import urlsplit
 
 from opentelemetry.context import Context
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
@@ -187,7 +188,7 @@ class _Exporter(SpanExporter):
     """Sends batches, in the processor's thread. Of a collector that is away it warns once."""
 
     def __init__(self, url: str, counts: _Counts) -> None:
-        self._url = url
+        self._where = urlsplit(url)._replace(query="", fragment="").geturl()  # a key may be there
         self._otlp = OTLPSpanExporter(endpoint=url)
         self._counts = counts
         self._has_warned = False
@@ -205,7 +206,7 @@ class _Exporter(SpanExporter):
         is_sent = result is SpanExportResult.SUCCESS
         self._counts.settle(len(spans), is_sent)
         if not is_sent and not self._has_warned:
-            logger.warning("spans cannot be sent to %s: they are dropped meanwhile", self._url)
+            logger.warning("spans cannot be sent to %s: they are dropped meanwhile", self._where)
         self._has_warned = not is_sent
         return result
 

@@ -35,6 +35,8 @@ from sessions.model.quotas import Quotas
 PREFIX = "PARLEY_"
 # The binary of the embedded Redis; the instruction set that csrc/cpu/kernels/kernels.cpp takes.
 OTHER_NAMES = ("PARLEY_REDIS_SERVER", "PARLEY_CPU_LEVEL")
+# Of OpenTelemetry, which has its passwords there.
+OTLP_HEADERS = ("OTEL_EXPORTER_OTLP_HEADERS", "OTEL_EXPORTER_OTLP_TRACES_HEADERS")
 # Secrets, which a command line would show to every user of the machine; and what is for tests.
 ENVIRONMENT_ONLY = ("redis_secret", "token", "admin_token", "testing")
 DEMO_PACE = 60.0  # tokens/s of the demo model, which decodes faster than a hand can stop
@@ -78,7 +80,10 @@ class Settings(BaseSettings):
 
     model_config = SettingsConfigDict(env_prefix=PREFIX, extra="forbid", frozen=True)
 
-    _options: frozenset[str] = PrivateAttr(default=frozenset())  # names given on the command line
+    # Where values come from, by name; what is in neither has its default.
+    _options: frozenset[str] = PrivateAttr(default=frozenset())
+    _from_environment: frozenset[str] = PrivateAttr(default=frozenset())
+    _otlp_headers: dict[str, str] = PrivateAttr(default_factory=dict)
 
     host: str = Field("127.0.0.1", description="Address to listen on.")
     port: int = Field(8000, ge=0, le=65535, description="Port to listen on; 0 picks a free one.")
@@ -439,6 +444,16 @@ class Settings(BaseSettings):
         return self._options
 
     @property
+    def from_environment(self) -> frozenset[str]:
+        """The names of what the environment gives."""
+        return self._from_environment
+
+    @property
+    def otlp_headers(self) -> dict[str, str]:
+        """OpenTelemetry's variables that hold passwords: workers alone get them."""
+        return self._otlp_headers
+
+    @property
     def limits(self) -> Limits:
         """The limits in force: unlimited on loopback where nothing is set."""
         chosen = {"max_connections": self.max_connections} | {
@@ -501,6 +516,9 @@ def load_settings(
     try:
         settings = Settings(**given)
         settings._options = frozenset(given)
+        in_environment = (n for n in Settings.model_fields if PREFIX + n.upper() in environment)
+        settings._from_environment = frozenset(in_environment)
+        settings._otlp_headers = {n: environment[n] for n in OTLP_HEADERS if n in environment}
         return settings
     except ValidationError as error:
         first = error.errors()[0]

@@ -3,8 +3,6 @@
 What is secret is masked where it is read, in the supervisor: no worker, and no log, gets it.
 """
 
-import os
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -27,15 +25,13 @@ class ShownSetting(msgspec.Struct, frozen=True, kw_only=True):
     about: str
 
 
-def shown_settings(
-    settings: "Settings", environment: Mapping[str, str] = os.environ
-) -> tuple[ShownSetting, ...]:
+def shown_settings(settings: "Settings") -> tuple[ShownSetting, ...]:
     """All of them, in the order of the documentation."""
     return tuple(
         ShownSetting(
             name=f"PARLEY_{name.upper()}",
             value=_value(settings, name),
-            origin=_origin(settings, name, environment),
+            origin=_origin(settings, name),
             about=field.description or "",
         )
         for name, field in type(settings).model_fields.items()
@@ -64,7 +60,7 @@ def _in_force(settings: "Settings", name: str) -> Any:
     return getattr(limits, name, None)
 
 
-def _origin(settings: "Settings", name: str, environment: Mapping[str, str]) -> str:
+def _origin(settings: "Settings", name: str) -> str:
     if name in settings.options:
         return "option"
-    return "environment" if f"PARLEY_{name.upper()}" in environment else "default"
+    return "environment" if name in settings.from_environment else "default"

@@ -31,6 +31,7 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     log_level: str
     effective_log_format: str
     otlp_endpoint: str | None  # None: no tracing
+    otlp_headers: dict[str, str]  # variables of OpenTelemetry, as they were in the environment
     lora_dir: str | None  # absolute; None: no adapters
 
     @classmethod

@@ -3,6 +3,9 @@
 import os
 import resource
 
+from server.config.masking import masked
+from server.config.settings import OTLP_HEADERS, PREFIX
+
 # Our children get their secrets on stdin, because every process of a user can read the environment
 # of the others.
 SECRETS = ("PARLEY_TOKEN", "PARLEY_ADMIN_TOKEN", "PARLEY_REDIS_URL", "PARLEY_REDIS_SECRET")
@@ -19,5 +22,6 @@ def harden() -> None:
     wanted = MAX_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(MAX_DESCRIPTORS, hard)
     if soft != resource.RLIM_INFINITY and soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-    for name in SECRETS:
+    in_urls = [n for n, text in os.environ.items() if n.startswith(PREFIX) and masked(text) != text]
+    for name in (*SECRETS, *OTLP_HEADERS, *in_urls):
         os.environ.pop(name, None)

@@ -10,6 +10,7 @@ it ends when it should is the business of `tether.py`.
 import asyncio
 import gc
 import json
+import os
 import socket
 import sys
 from collections.abc import AsyncIterator
@@ -150,6 +151,7 @@ def _open_tracing(config: WorkerConfig) -> "Tracing | None":
     endpoint = config.settings.otlp_endpoint
     if endpoint is None:
         return None
+    os.environ.update(config.settings.otlp_headers)
     who = {"service.version": __version__, "service.instance.id": config.replica}
     return open_tracing(endpoint, who)
 

@@ -1,15 +1,22 @@
 """What must not be found anywhere: credentials in any store or log, users' words in any log."""
 
 import asyncio
+import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
+import psutil
 import pytest
 from redis import Redis
+from typer.testing import CliRunner
 
+from server.cli import app
+from server.config.masking import MASK
 from tests.end_to_end.clients.http_client import Http, admin_token
 from tests.end_to_end.frames.raw import RawSocket, ask, request, submit_login, upgrade
-from tests.end_to_end.site.harness import Client, Server
+from tests.end_to_end.site.harness import TESTING, Client, Server
+from tests.helpers.collector import Collector
+from tests.helpers.patience import PATIENCE
 
 SETTINGS = {"max_output_tokens": 4}
 
@@ -69,3 +76,54 @@ async def test_no_credential_is_stored_or_logged_and_no_log_holds_a_users_words(
             assert credential.encode() not in place
     for place in (logs, slow, *metrics):
         assert words.encode() not in place
+
+
+@pytest.fixture
+def collector() -> Iterator[Collector]:
+    with Collector() as collector:
+        yield collector
+
+
+async def test_the_collectors_secrets_are_in_no_setting_log_or_process(
+    new_server: Callable[..., Server], collector: Collector
+) -> None:
+    """Workers have them, and show them to the collector alone."""
+    in_url, in_headers = (f"canary{os.urandom(12).hex()}" for _ in range(2))
+    server = new_server(
+        **TESTING,
+        PARLEY_WORKERS="2",
+        PARLEY_LOG_LEVEL="debug",
+        PARLEY_OTLP_ENDPOINT=f"{collector.url}?api-key={in_url}",
+        OTEL_EXPORTER_OTLP_HEADERS=f"authorization=Bearer%20{in_headers}",
+        OTEL_BSP_SCHEDULE_DELAY="20",
+    )
+    collector.status = 400  # of which the log says a word
+    async with Client(server) as client:
+        session_id = await client.new_session()
+        await client.done(await client.ask(session_id, "5", settings=SETTINGS))
+    sent = await asyncio.to_thread(collector.wait, lambda: collector.headers, "a message")
+    assert {k.lower(): v for k, v in sent[0].items()}["authorization"] == f"Bearer {in_headers}"
+    async with asyncio.timeout(PATIENCE):
+        while "spans cannot be sent" not in server.log(None):  # noqa: ASYNC110  (nothing tells)
+            await asyncio.sleep(0.05)
+    places = [server.log(None)]
+    async with Http(server, admin_token(server)) as admin:
+        told = (await admin.get("/v1/admin/settings")).json()["settings"]
+    places.append(json.dumps(told))
+    (shown,) = [one for one in told if one["name"] == "PARLEY_OTLP_ENDPOINT"]
+    url = f"{collector.url}?api-key={MASK}"
+    assert (shown["value"], shown["origin"]) == (url, "environment")
+    environment = {"PARLEY_DATA_DIR": str(server.data_dir)}
+    for words in (["settings"], ["settings", "--json"], ["settings", "--changed"]):
+        ended = await asyncio.to_thread(CliRunner().invoke, app, words, env=environment)
+        assert ended.exit_code == 0 and "PARLEY_OTLP_ENDPOINT" in ended.stdout
+        places.append(ended.output)
+    assert server.process is not None
+    supervisor = psutil.Process(server.process.pid)
+    places.append(" ".join(supervisor.cmdline()))
+    children = supervisor.children(recursive=True)
+    assert len(children) >= 4  # Redis, the core, two workers
+    for child in children:
+        places += [" ".join(child.cmdline()), str(child.environ())]
+    for secret in (in_url, in_headers):
+        assert [place for place in places if secret in place] == []

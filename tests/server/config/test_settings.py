@@ -193,6 +193,7 @@ def test_a_secret_is_made_once_and_private(tmp_path: Path) -> None:
         (["serve"], {"PARLEY_TOKEN": "short"}, ["token", "24"]),
         (["serve", "--token", "x" * 30], {}, ["--token"]),
         (["serve", "--redis-url", "redis://:secret@host"], {}, ["redis_url", "PARLEY_REDIS_URL"]),
+        (["serve", "--otlp-endpoint", "http://h?api-key=secret"], {}, ["PARLEY_OTLP_ENDPOINT"]),
         (["serve"], {"PARLEY_MAX_TOKNES": "5"}, ["PARLEY_MAX_TOKNES"]),
         (["serve"], {"PARLEY_WORKRES": "5"}, ["PARLEY_WORKRES", "PARLEY_WORKERS"]),
         (["serve"], {"PARLEY_WORKERS": "none"}, ["workers"]),

@@ -14,7 +14,7 @@ SECRET = "a-secret-of-24-characters"
 
 def shown(flags: dict[str, object], environment: dict[str, str]) -> dict[str, tuple[object, str]]:
     settings = load_settings(flags, environment)
-    return {one.name: (one.value, one.origin) for one in shown_settings(settings, environment)}
+    return {one.name: (one.value, one.origin) for one in shown_settings(settings)}
 
 
 def test_each_setting_says_where_its_value_comes_from(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,7 +94,7 @@ def test_whatever_setting_holds_a_url_with_a_secret_never_shows_it(
     except ConfigError as error:
         assert SECRET not in str(error)
         return
-    told = str(shown_settings(settings, {}))
+    told = str(shown_settings(settings))
     assert SECRET not in told
 
 

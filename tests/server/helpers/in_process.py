@@ -137,6 +137,7 @@ def _config(replica: str, url: str, intervals: Intervals, tools_path: Path | Non
         log_level="info",
         effective_log_format="json",
         otlp_endpoint=None,
+        otlp_headers={},
         lora_dir=None,
     )
     return WorkerConfig(
