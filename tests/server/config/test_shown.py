@@ -27,6 +27,16 @@ def test_each_setting_says_where_its_value_comes_from(monkeypatch: pytest.Monkey
     assert found["PARLEY_DATA_DIR"] == ("parley", "option")  # without the folders above it
 
 
+def test_a_secret_of_the_environment_is_known_to_be_one_though_it_is_taken_away(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("PARLEY_TOKEN", SECRET)
+    settings = load_settings({}, {"PARLEY_TOKEN": SECRET})
+    monkeypatch.delenv("PARLEY_TOKEN")
+    (token,) = [one for one in shown_settings(settings) if one.name == "PARLEY_TOKEN"]
+    assert (token.value, token.origin) == (MASK, "environment")
+
+
 def test_limits_that_follow_from_the_address_are_shown_as_they_hold() -> None:
     local = shown({}, {})["PARLEY_MAX_TOKENS_PER_DAY"]
     exposed = shown({"host": "0.0.0.0"}, {})
