@@ -282,13 +282,19 @@ class Supervisor:
         assert self._models is not None and self._workers is not None
         while not self._signals:
             self._sleep()
-            self._watch_redis(self._workers)
-            self._hear_workers(self._models, self._workers)
-            self._workers.watch()
-            self._watch_tools()
-            if not self._models.watch():
+            if not self._serve(self._models, self._workers):
                 return self._give_up(self._models, self._workers)
+            self._workers.watch()
         return 0
+
+    def _serve(self, models: ModelKeepers, workers: WorkerKeeper) -> bool:
+        """Keep up what answers need besides workers. False when the only model does not start any
+        more.
+        """
+        self._watch_redis(workers)
+        self._hear_workers(models, workers)
+        self._watch_tools()
+        return models.watch()
 
     def _give_up(self, models: ModelKeepers, workers: WorkerKeeper) -> int:
         """The only model does not start any more."""
@@ -395,22 +401,29 @@ class Supervisor:
 
     def _stop(self) -> None:
         """Workers first, so that answers can finish; a second signal makes it quick."""
-        if self._workers is not None:
-            if self._workers.is_alive and self._announced:
+        models, workers = self._models, self._workers
+        if workers is not None and models is not None:
+            if workers.is_alive and self._announced:
                 self._tell(
                     "[dim]·[/] stopping: running answers may finish (Ctrl-C again: at once)",
                     "stopping, running answers may finish",
                 )
             first = self._signals
             drain = self._settings.intervals.drain if self._announced else 0.0
-            self._workers.stop(
+
+            def meanwhile() -> None:  # an engine that is away comes back for its answers
+                if self._announced and not self._serve(models, workers):
+                    workers.tell("engine_gone")
+
+            workers.stop(
                 drain + STOP_GRACE_SECONDS,
                 is_hurried=lambda: self._signals > first,
+                meanwhile=meanwhile,
             )
         if self._tools is not None:
             self._tools.stop()
-        if self._models is not None:
-            self._models.stop()
+        if models is not None:
+            models.stop()
         if self._redis is not None:
             self._redis.stop()
         if self._listener is not None:

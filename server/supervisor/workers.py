@@ -242,12 +242,18 @@ class WorkerKeeper:
             other.tell({"type": "exited", "replica": worker.replica})
         self._starts.append(time.monotonic() + RESTART_SECONDS)
 
-    def stop(self, seconds: float, *, is_hurried: Callable[[], bool]) -> None:
-        """Let them finish for so long, or until somebody is in a hurry; then kill them."""
+    def stop(
+        self, seconds: float, *, is_hurried: Callable[[], bool], meanwhile: Callable[[], None]
+    ) -> None:
+        """Let them finish for so long, or until somebody is in a hurry; then kill them.
+
+        `meanwhile` is called again and again: their answers need what else there is.
+        """
         for worker in self._workers:
             worker.process.terminate()
         deadline = time.monotonic() + seconds
         while self.is_alive and time.monotonic() <= deadline and not is_hurried():
+            meanwhile()
             time.sleep(0.05)  # processes end without an event that a plain loop could wait for
         for worker in self._workers:
             worker.process.kill()

@@ -3,11 +3,13 @@
 import asyncio
 import os
 import signal
+from collections.abc import Callable
 
 import psutil
 import pytest
 
 from server.config.intervals import SHORTENED
+from tests.end_to_end.clients.http_client import Http, admin_token
 from tests.end_to_end.frames.client_model import Answer, Frame
 from tests.end_to_end.site.harness import Client, Server
 from tests.end_to_end.site.owned_answer import NUM_TOKENS, begin, owner_and_other, resume
@@ -126,3 +128,27 @@ async def test_second_signal_hands_over_at_once(two_workers: Server) -> None:
         assert await owner.closed() == 1012
         assert running_time() - again < DRAIN_SECONDS
         assert (await other.done(response)).final == oracle_answer(0, NUM_TOKENS)
+
+
+@pytest.mark.slow
+@pytest.mark.row("S5")
+async def test_an_engine_that_is_away_when_the_server_is_told_to_end_comes_back_for_its_answers(
+    new_server: Callable[..., Server],
+) -> None:
+    server = new_server(PARLEY_DRAIN_SECONDS="120")
+    assert server.process is not None
+    async with Http(server, admin_token(server)) as admin, Client(server) as client:
+        session = await client.new_session()
+        settings = {"temperature": 0, "max_output_tokens": 200}
+        response = await client.ask(session, oracle_word(0), settings=settings)
+        await client.deltas(response, 10)
+        (engine,) = (await admin.get("/v1/admin/health")).json()["engines"]
+        server.history.fault("restart engine.core")
+        await admin.post(f"/v1/admin/engines/{engine['name']}/restart")
+        while (await client.next("response.queued"))["reason"] != "engine_restart":
+            pass  # it was not told to wait for that
+        server.process.terminate()
+        answer = await client.done(response)
+        assert answer.final == oracle_answer(0, 200)
+        assert await client.closed() == 1012
+    await asyncio.to_thread(server.process.wait)
