@@ -48,7 +48,6 @@ class Callers:
         self, router: "zmq.Socket[bytes]", *, now: Callable[[], float] = time.monotonic
     ) -> None:
         self.events = router.get_monitor_socket(EVENTS)
-        self._router = router
         self._now = now
         self._looked_at = now()
         self._callers: dict[int, _Caller] = {}  # by descriptor; those that came first, first
@@ -92,7 +91,11 @@ class Callers:
         return ended
 
     def close(self) -> None:
-        self._router.disable_monitor()
+        """Before the socket, whose end is that of the telling as well.
+
+        To end the telling first would wait for a lock, which libzmq holds while it waits for
+        somebody to read what it tells: after a flood of connections for ever.
+        """
         self.events.close(linger=0)
 
     def __len__(self) -> int:

@@ -3,6 +3,8 @@
 import contextlib
 import os
 import socket
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -16,6 +18,7 @@ from engine.far.keys import make_keys, read_keys, trust
 from engine.ipc import Ping, Pong
 from tests.engine.helpers.far.doors import FarIo, port_of
 from tests.helpers.patience import PATIENCE
+from tests.helpers.root import ROOT
 
 
 @pytest.fixture
@@ -180,3 +183,25 @@ def test_a_number_that_is_another_s_by_now_ends_nothing_and_leaks_nothing(
             alone.note(descriptor, "far-x", "a key")
         assert len(alone) == 0
         assert len(os.listdir("/proc/self/fd")) == num_open
+
+
+FLOODED = """
+import contextlib, socket, zmq
+from engine.core.callers import Callers
+
+context = zmq.Context()
+router = context.socket(zmq.ROUTER)
+callers = Callers(router)
+port = router.bind_to_random_port("tcp://127.0.0.1")
+with contextlib.suppress(TimeoutError):  # libzmq waits, and lets nobody in any more
+    while True:
+        socket.create_connection(("127.0.0.1", port), timeout=2.0).close()
+callers.close()
+router.close(linger=0)
+context.term()
+"""
+
+
+def test_connections_of_which_nobody_has_read_hold_up_no_end() -> None:
+    # In a process of its own: whoever waits for that in pyzmq stops all of Python.
+    subprocess.run([sys.executable, "-c", FLOODED], cwd=ROOT, timeout=PATIENCE, check=True)
