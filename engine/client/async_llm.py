@@ -35,7 +35,7 @@ from engine.client.parsing.marks import AddedToken, Marks
 from engine.client.parsing.parser import AnswerParser
 from engine.client.parts import EngineParts, constructor_args, release, start_parts
 from engine.client.requests.collector import RequestOutputCollector
-from engine.client.requests.core_client import CoreClient, StateCallback
+from engine.client.requests.core_client import MAX_GAP_SECONDS, CoreClient, StateCallback
 from engine.client.requests.core_connection import STALL_SECONDS, CoreConnection
 from engine.client.requests.core_link import CoreLink
 from engine.client.requests.inputs import (
@@ -154,6 +154,7 @@ class AsyncLLM(EngineControl):
         on_core_state: StateCallback | None = None,
         stall_seconds: float = STALL_SECONDS,
         resubmit: bool = True,
+        restart_seconds: float = MAX_GAP_SECONDS,
         tracing: "Tracing | None" = None,
         answer_format: str | None = None,
     ) -> "AsyncLLM":
@@ -169,8 +170,9 @@ class AsyncLLM(EngineControl):
         When the core dies, new requests raise `RetryableRequestError` until the next one is there.
         Open ones are sent to it with their tokens so far, and their streams go on with the same
         text; a stream ends with finish reason `error` if two cores in a row died before it had
-        another token, or if there is none for 60 s. Without `resubmit` they raise
-        `EngineDeadError`. `tracing` gets the spans of requests, and stays open after `shutdown`.
+        another token, or if there is none for 60 s: for `restart_seconds`, if the last one was told
+        to end. Without `resubmit` they raise `EngineDeadError`. `tracing` gets the spans of
+        requests, and stays open after `shutdown`.
         `answer_format` names that of `answer_grammar`, whatever the checkpoint says.
         """
         if answer_format is not None and answer_format not in FORMATS:
@@ -187,6 +189,7 @@ class AsyncLLM(EngineControl):
             own_tokenizer,
             reconnect=True,
             resubmit=resubmit,
+            restart_seconds=restart_seconds,
             max_num_queued_reqs=max_num_queued_reqs,
             max_num_queued_tokens=max_num_queued_tokens,
             on_core_state=on_core_state,

@@ -28,6 +28,7 @@ class Intervals(msgspec.Struct, frozen=True, kw_only=True):
     drain: float = 30.0  # for running answers, when a worker has to stop
     settings: float = 30.0  # between two looks at Redis' settings and memory
     watchdog: float = 30.0  # an engine core that answers nothing for so long is killed
+    restart: float = 600.0  # that answers wait for an engine that was told to end, or for their own
     # An answer of an engine at an address that stands still for so long is asked for again; one
     # that has not begun may wait ten times as long, for its turn.
     stillness: float = 60.0
@@ -50,5 +51,6 @@ SHORTENED = Intervals(
     drain=2.0,
     settings=0.5,
     watchdog=2.0,
+    restart=60.0,
     stillness=4.0,
 )

@@ -205,6 +205,13 @@ class Settings(BaseSettings):
         description="An engine is killed and restarted after this many seconds without a sign of "
         "life.",
     )
+    restart_seconds: float = Field(
+        600.0,
+        ge=1,
+        le=86_400,
+        description="Time for answers to wait for an engine that an administrator has restarted, "
+        "or that is not there when their turn comes: at least as long as the model loads.",
+    )
     standby_core: bool = Field(
         False,
         description="Keep a second engine process, loaded and without a cache, that takes over at "
@@ -483,11 +490,10 @@ class Settings(BaseSettings):
     @property
     def intervals(self) -> Intervals:
         """How often and how long, for every process; what an operator has set counts."""
-        chosen = {"drain": "drain_seconds", "ping": "ping_seconds", "watchdog": "watchdog_seconds"}
         given = {
-            name: getattr(self, setting)
-            for name, setting in chosen.items()
-            if not self.testing or setting in self.model_fields_set
+            name: getattr(self, f"{name}_seconds")
+            for name in ("drain", "ping", "watchdog", "restart")
+            if not self.testing or f"{name}_seconds" in self.model_fields_set
         }
         return msgspec.structs.replace(SHORTENED if self.testing else Intervals(), **given)
 

@@ -124,7 +124,13 @@ class Producer:
             on_loss=self._lose,
         )
         self.waiting = Waiting(
-            run, store=store, engine=engine, hub=hub, estimate=self._queue, models=models
+            run,
+            store=store,
+            engine=engine,
+            hub=hub,
+            estimate=self._queue,
+            models=models,
+            engine_seconds=intervals.restart,
         )
         self._progress_at = 0.0  # when `response.progress` was sent
         self._last_text_at: float | None = None

@@ -20,13 +20,15 @@ from sessions.background import start
 from sessions.model.errors import StoreUnavailable
 from sessions.store.store import SessionStore
 
-ENGINE_SECONDS = 60.0  # of an answer whose turn comes while there is no engine core
 FRAME_SECONDS = 0.5  # `response.queued` is sent at most twice a second
 WEIGHT = 0.3  # of the newest observation in the running mean
 
 
 class Waiting:
-    """Of one answer. `models` None: there is one, which is there as long as the server is."""
+    """Of one answer. `models` None: there is one, which is there as long as the server is.
+
+    It waits for `engine_seconds` where there is no engine core when its turn comes.
+    """
 
     def __init__(
         self,
@@ -37,6 +39,7 @@ class Waiting:
         hub: Hub,
         estimate: "QueueEstimate",
         models: Models | None,
+        engine_seconds: float,
     ) -> None:
         self._run = run
         self._store = store
@@ -44,6 +47,7 @@ class Waiting:
         self._hub = hub
         self._estimate = estimate
         self._models = models
+        self._engine_seconds = engine_seconds
         self._is_for_engine = False
         self._shown_at = 0.0
 
@@ -68,7 +72,7 @@ class Waiting:
         """Until a core has restarted, or the model is loaded. Raises `ModelLoadError`."""
         if self._engine.is_ready:
             return
-        ready = start(self._engine.wait_ready(ENGINE_SECONDS))
+        ready = start(self._engine.wait_ready(self._engine_seconds))
         waits = [ready, start(self._run.stop_asked.wait())]
         self._is_for_engine = True
         self.show_loading()

@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 ABORT_CONFIRM_SECONDS = 1.0  # a core that is silent for longer is not waited for
 MAX_OUTPUTS_PER_TURN = 128  # processed before the event loop gets a turn
-MAX_GAP_SECONDS = 60.0  # that open requests wait for the next core
+MAX_GAP_SECONDS = 60.0  # that open requests wait for the core after one that has died
 
 StateCallback = Callable[[CoreState, str], None]
 
@@ -42,8 +42,9 @@ class CoreClient:
     """Not for users: `AsyncLLM` is. All methods belong to the event loop of the last `attach`.
 
     With `reconnect` a dead core is a pause, and requests are refused until another one answers;
-    those that are open go on there with `resubmit`, else they fail. Without `reconnect` it is the
-    end, and `dead_error` says why.
+    those that are open go on there with `resubmit`, else they fail; `restart_seconds` is how long
+    they wait for the core after one that was told to end. Without `reconnect` it is the end, and
+    `dead_error` says why.
     """
 
     def __init__(
@@ -53,6 +54,7 @@ class CoreClient:
         *,
         reconnect: bool,
         resubmit: bool = False,
+        restart_seconds: float = MAX_GAP_SECONDS,
         max_num_queued_reqs: int | None = None,
         max_num_queued_tokens: int | None = None,
         on_core_state: StateCallback | None = None,
@@ -65,6 +67,7 @@ class CoreClient:
         self._tokenizer = tokenizer
         self._reconnect = reconnect
         self._resubmission = Resubmission(self.requests, self._send) if resubmit else None
+        self._restart_seconds = restart_seconds
         self._gap_timer: asyncio.TimerHandle | None = None
         self._lost_ids: list[str] = []  # internal ids that the latest core had when it was lost
         self._max_num_queued_reqs = max_num_queued_reqs
@@ -283,9 +286,11 @@ class CoreClient:
         for state in self._states():
             if state.is_aborting:
                 self._end_unconfirmed(state)
-        resubmission.take_back(is_meant=reason == STOPPED)
+        is_meant = reason == STOPPED
+        resubmission.take_back(is_meant=is_meant)
         if self._gap_timer is None and self._loop is not None and resubmission.waiting():
-            self._gap_timer = self._loop.call_later(MAX_GAP_SECONDS, self._end_gap)
+            seconds = self._restart_seconds if is_meant else MAX_GAP_SECONDS
+            self._gap_timer = self._loop.call_later(seconds, self._end_gap, seconds)
 
     def _on_ready(self, ready: Ready) -> None:
         known, self.ready = self.ready, ready
@@ -305,10 +310,10 @@ class CoreClient:
         if self._resubmission.send_some() and self._loop is not None:
             self._loop.call_soon(self._resubmit)
 
-    def _end_gap(self) -> None:
+    def _end_gap(self, seconds: float) -> None:
         self._gap_timer = None
         if self._resubmission is not None:
-            self._resubmission.end_waiting(f"no engine core for {MAX_GAP_SECONDS:g} s")
+            self._resubmission.end_waiting(f"no engine core for {seconds:g} s")
 
     def _stop_gap_timer(self) -> None:
         if self._gap_timer is not None:

@@ -27,6 +27,7 @@ class ConnectOptions(msgspec.Struct, frozen=True, kw_only=True):
     folder: str  # of the model
     name: str  # of the model, as clients call it
     max_num_queued_reqs: int | None = None
+    restart_seconds: float = 60.0  # `Intervals.restart`
     answer_format: str | None = None
     far: FarOptions | None = None  # of a core on another machine
 
@@ -51,6 +52,7 @@ def connect(
         served_model_name=given.name,
         tokenizer=tokenizer,
         max_num_queued_reqs=given.max_num_queued_reqs,
+        restart_seconds=given.restart_seconds,
         on_core_state=on_core_state,
         tracing=tracing,
         answer_format=given.answer_format,

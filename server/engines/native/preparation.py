@@ -114,6 +114,7 @@ def connect_options(
         folder=str(folder),
         name=name_of(model),
         max_num_queued_reqs=settings.max_num_queued_reqs or None,
+        restart_seconds=settings.intervals.restart,
         answer_format=settings.answer_format,
     )
     return dict(msgspec.to_builtins(options))

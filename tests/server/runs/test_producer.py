@@ -13,7 +13,6 @@ from server.engines.client import CANNOT_CONTINUE, ValidationError
 from server.generation.prompts import Prompt, PromptBuilder
 from server.protocol.errors import ApiError
 from server.runs import producer as producer_module
-from server.runs import waiting
 from server.runs.stop import Stop
 from sessions.model.errors import StoreUnavailable
 from sessions.model.records import Message
@@ -323,10 +322,8 @@ async def test_an_answer_that_waits_for_the_core_can_be_stopped(answering: Answe
     assert answering.engine.prompts == []
 
 
-async def test_an_answer_does_not_wait_for_the_core_for_ever(
-    answering: Answering, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(waiting, "ENGINE_SECONDS", 0.01)
+async def test_an_answer_does_not_wait_for_the_core_for_ever(answering: Answering) -> None:
+    answering.producer.waiting._engine_seconds = 0.01
     answering.engine.ready.clear()
     await answering.start()
     (done,) = (f for f in await answering.viewer.sent() if f["type"] == "response.done")

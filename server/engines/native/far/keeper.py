@@ -65,6 +65,7 @@ def manage(
         folder=str(folder),
         name=name_of(model),
         max_num_queued_reqs=settings.max_num_queued_reqs or None,
+        restart_seconds=settings.intervals.restart,
         answer_format=settings.answer_format,
         far=far,
     )

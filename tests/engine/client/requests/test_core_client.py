@@ -274,6 +274,27 @@ async def test_gap_that_is_too_long_is_an_error(
     assert last.error is not None and last.error.code == "engine_error"
 
 
+async def test_a_gap_that_was_meant_may_be_longer_and_ends_as_well(
+    cores: Cores, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client_module, "MAX_GAP_SECONDS", 0.0)
+    stream = await cores.add("r")
+    cores.core.emit((await cores.receive(AddRequest)).request_id, A)
+    await settle(lambda: stream.output is not None)
+    cores.core.send(Dead(STOPPED))
+    await settle(lambda: cores.engine.core_state is CoreState.DEAD)
+    await cores.replace()
+    again = await cores.receive(AddRequest)
+    assert again.resume_token_ids == [A]
+    cores.core.emit(again.request_id, B)
+    await settle(lambda: stream.output is not None and "b" in stream.output.outputs[0].text)
+    cores.engine._client._restart_seconds = 0.02
+    cores.core.send(Dead(STOPPED))
+    text, last = await rest(stream)
+    assert (text, reason(last)) == ("ab", "error")
+    assert last.error is not None and "no engine core for 0.02 s" in last.error.message
+
+
 async def test_shutdown_in_the_gap_ends_the_streams(cores: Cores) -> None:
     stream = await cores.add("r")
     await cores.kill()
