@@ -159,6 +159,8 @@ class Producer:
                     await self.waiting.turn(queued_behind, self._intervals.promotion)
                     if run.trace is not None:
                         run.trace.passed("turn")
+                if queued_behind or run.fence > 1:  # another answer, or owner, came before
+                    await self._ask_place()
                 with self._using():
                     end = await self._answer()
                 end = await self._carry_out_calls(end)
@@ -321,8 +323,14 @@ class Producer:
             return end_of_error(error, engine, has_form=params.structured_outputs is not None)
         return run.end(finish_reason, stop_reason, engine)
 
+    async def _ask_place(self) -> None:
+        """Which of several engines wrote the session's last answer, by now."""
+        if isinstance(self._engine, Placing):
+            with contextlib.suppress(StoreUnavailable):
+                self._run.place = (await self._store.responses.live(self._run.session_id)).place
+
     def _tell_place(self) -> None:
-        """Which of several engines wrote the session's last answer, perhaps for another worker."""
+        """That engine may have written it for another worker."""
         name, _, model = (self._run.place or "").partition(" ")
         if name and model == self._run.response.get("model") and isinstance(self._engine, Placing):
             self._engine.know_place(self._run.session_id, name)

@@ -64,6 +64,7 @@ class LiveResponses:
 
     active: str | None
     queued: tuple[str, ...]
+    place: str | None = None  # that `Runs.finish` has stored of the answer before
 
     @property
     def ids(self) -> list[str]:

@@ -185,13 +185,14 @@ class Responses:
     async def live(self, session_id: str) -> LiveResponses:
         """The active response and those queued after it; empty for a session that is gone."""
         check_session_id(session_id)
-        active, queued = await self._client.calls(
-            ("HGET", self._keys.session(session_id, "m"), "active_response_id"),
+        (active, place), queued = await self._client.calls(
+            ("HMGET", self._keys.session(session_id, "m"), "active_response_id", "place"),
             ("LRANGE", self._keys.session(session_id, "q"), 0, -1),
         )
         return LiveResponses(
             active=(active or b"").decode() or None,
             queued=tuple(response_id.decode() for response_id in queued),
+            place=(place or b"").decode() or None,
         )
 
     # ---- inside ---------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from server.runs.stop import Stop
 from sessions.model.errors import StoreUnavailable
 from sessions.model.records import Message
 from sessions.store.appends.append import Append
-from tests.server.helpers.answering import MAX_SECONDS, SETTINGS, Answering, output
+from tests.server.helpers.answering import MAX_SECONDS, SETTINGS, Answering, Engine, output
 from tests.server.helpers.appends import Answered, Outcome, intercept
 
 THINKING = grammar_of("'</think>'")
@@ -310,6 +310,35 @@ async def test_an_answer_whose_turn_comes_while_the_core_restarts_waits(
     await producing
     assert (await answering.stored())[1] == "late "
     assert answering.run.status == "completed"
+
+
+class SeveralEngines(Engine):
+    """As one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.place: str | None = None
+
+    def place_of(self, session_id: str) -> str | None:
+        return self.place
+
+    def know_place(self, session_id: str, name: str) -> None:
+        self.place = name
+
+
+@pytest.mark.parametrize("is_taken_over", [False, True])
+async def test_an_answer_that_begins_later_goes_where_the_one_before_it_has_been_meanwhile(
+    answering: Answering, *, is_taken_over: bool
+) -> None:
+    engine = answering.engine = answering.producer._engine = SeveralEngines()
+    answering.run.place = None if is_taken_over else "a village"
+    answering.run.fence = 2 if is_taken_over else 1
+    session = answering.store.keys.session(answering.chat.session_id, "m")
+    await answering.store.client.call("HSET", session, "place", "b village")
+    answering.run.promoted.set()
+    engine.say(output(answering.rid, "", "stop"))
+    await answering.producer.produce(queued_behind=0 if is_taken_over else 1)
+    assert engine.place == "b"
 
 
 async def test_an_answer_that_waits_for_the_core_can_be_stopped(answering: Answering) -> None:
