@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Iterable
 from dataclasses import asdict, dataclass
 from typing import Final
 
@@ -24,6 +24,7 @@ from sessions.store.quotas.group_sessions import GroupSessions
 
 MAX_MEMBERS: Final = 10_000
 MEMBERS_AT_ONCE: Final = 200  # of a group that is removed
+NAMES_AT_ONCE: Final = 2_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +111,33 @@ class Groups:
         groups = await self.groups(gid for _, gid in places[:limit])
         more = cursor_of(places[limit - 1]) if len(places) > limit else None
         return GroupPage(tuple(groups), more)
+
+    async def find(self, text: str, limit: int) -> tuple[list[Group], int]:
+        """Groups whose name holds the text, in any case, and how many there are; or that of an id.
+
+        Up to so many, those whose name begins with it first. Reads every name each time: nobody
+        has as many groups as users.
+        """
+        if is_group_id(text):
+            known = await self.groups([text])
+            return known, len(known)
+        wanted, found = text.casefold().strip(), []
+        async for gid, name in self._names():
+            place = name.casefold().find(wanted)
+            if place >= 0:
+                found.append((place > 0, len(name), name, gid))
+        best = sorted(found)[:limit]
+        return await self.groups(gid for *_, gid in best), len(found)
+
+    async def _names(self) -> AsyncIterator[tuple[str, str]]:
+        entries = await self._client.call("ZRANGE", self._keys.groups, 0, -1, "REV")
+        gids = [gid.decode() for gid in entries]
+        for start in range(0, len(gids), NAMES_AT_ONCE):
+            some = gids[start : start + NAMES_AT_ONCE]
+            records = [self._keys.group_record(gid) for gid in some]
+            names = await self._client.read_each(records, "HGET", "name")
+            for gid, name in zip(some, names, strict=True):
+                yield gid, (name or b"").decode()
 
     async def update(
         self, gid: str, *, name: str | None = None, quotas: GroupQuotas | None = None

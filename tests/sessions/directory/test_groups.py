@@ -122,3 +122,19 @@ async def test_a_users_own_quotas_are_in_the_record_and_can_be_taken_back(
     assert (await users.user(ada.uid)).quotas == OwnQuotas(tokens_per_day=0, sessions=7)
     await groups.limit_user(ada.uid, OwnQuotas())
     assert await users.user(ada.uid) == ada
+
+
+async def test_a_part_of_a_name_in_any_case_finds_groups_however_old(
+    groups: Groups, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "NAMES_AT_ONCE", 2)
+    for name in ("Astrophysics", "Physics", "Straße", "Chemistry", "PHYSICS 2"):
+        await groups.create(name, GroupQuotas(answers=2))
+    found, number = await groups.find(" phys", 2)
+    assert [one.name for one in found] == ["Physics", "PHYSICS 2"]
+    assert (number, found[0].quotas) == (3, GroupQuotas(answers=2))
+    found, number = await groups.find("STRASSE", 2)
+    assert ([one.name for one in found], number) == (["Straße"], 1)
+    assert await groups.find("nobody", 2) == ([], 0)
+    assert await groups.find(found[0].gid, 2) == (found, 1)
+    assert await groups.find("grp_" + "x" * 22, 2) == ([], 0)

@@ -1,5 +1,6 @@
 """Groups of users, who share quotas, over HTTP, for admins."""
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Annotated, Any
 
@@ -9,9 +10,10 @@ from starlette.responses import Response
 from server.access.audit import changes
 from server.api.admin.actions import Admin
 from server.api.admin.manage.objects import GroupList, GroupObject, Member, MemberList
-from server.api.admin.sessions import actor_of
+from server.api.admin.sessions import Sought, actor_of
 from server.api.admin.users import Name, PageQuery, check_name, user_wire
 from server.api.rest.operation import Access, Call, Operation, json_response
+from server.api.rest.sessions import Cursor, Limit
 from server.protocol.client_frames import to_struct
 from server.protocol.errors import ApiError
 from sessions.directory.groups import Group, new_group_id
@@ -48,6 +50,14 @@ class UpdateGroupBody(Struct, frozen=True):
     quotas: GroupQuotasBody | None = None
 
 
+class GroupsQuery(Struct, frozen=True):
+    """`find`: an id, or a part of the name in any case: one page, those that begin with it first."""
+
+    limit: Limit = 50
+    cursor: Cursor | None = None
+    find: Sought | None = None
+
+
 class AdminGroupOperations:
     """The endpoints."""
 
@@ -78,7 +88,7 @@ class AdminGroupOperations:
                 groups,
                 self.page,
                 "Groups with what they may and have used, the newest first",
-                query=PageQuery,
+                query=GroupsQuery,
                 answers={200: GroupList},
             ),
             operation(
@@ -126,9 +136,13 @@ class AdminGroupOperations:
         ]
 
     async def page(self, call: Call) -> Response:
-        page = await self._groups.page(call.query.limit, call.query.cursor)
-        usages = await self._store.budgets.group_usage([group.gid for group in page.groups])
-        listed = [group_wire(*pair) for pair in zip(page.groups, usages, strict=True)]
+        query: GroupsQuery = call.query
+        if query.find:
+            groups, number = await self._groups.find(query.find, query.limit)
+            found = {"groups": await self._listed(groups), "next_cursor": None, "found": number}
+            return json_response(found)
+        page = await self._groups.page(query.limit, query.cursor)
+        listed = await self._listed(page.groups)
         return json_response({"groups": listed, "next_cursor": page.next_cursor})
 
     async def create(self, call: Call) -> Response:
@@ -194,6 +208,10 @@ class AdminGroupOperations:
         if not is_user_id(uid):
             raise UserNotFound
         return await self._admin.users.user(uid)
+
+    async def _listed(self, groups: Sequence[Group]) -> list[dict[str, Any]]:
+        usages = await self._store.budgets.group_usage([group.gid for group in groups])
+        return [group_wire(*pair) for pair in zip(groups, usages, strict=True)]
 
     async def _answer(self, group: Group, status: int = 200) -> Response:
         (usage,) = await self._store.budgets.group_usage([group.gid])

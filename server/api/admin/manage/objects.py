@@ -27,9 +27,12 @@ class GroupObject(Struct, frozen=True):
     tokens_held: Count
 
 
-class GroupList(Struct, frozen=True):
+class GroupList(Struct, frozen=True, omit_defaults=True):
+    """`found`: how many groups have such a name, where one was looked for."""
+
     groups: list[GroupObject]
     next_cursor: str | None
+    found: Count | None = None
 
 
 class MemberList(Struct, frozen=True):

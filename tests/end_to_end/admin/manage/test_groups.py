@@ -60,6 +60,19 @@ async def test_a_group_is_made_changed_listed_and_removed_and_each_is_audited(
     ]
 
 
+async def test_a_group_is_found_by_a_part_of_its_name_or_its_id(admin: Http) -> None:
+    made = [(await admin.post("/v1/admin/groups", {"name": f"Sought {n}"})).json() for n in "123"]
+    found = (await admin.get("/v1/admin/groups", params={"find": "ought", "limit": 2})).json()
+    assert (found["groups"], found["found"], found["next_cursor"]) == (made[:2], 3, None)
+    for text, groups in ((made[2]["id"], [made[2]]), (UNKNOWN_GROUP, []), (HOSTILE * 3, [])):
+        found = (await admin.get("/v1/admin/groups", params={"find": text})).json()
+        assert (found["groups"], found["found"]) == (groups, len(groups))
+    refused = await admin.get("/v1/admin/groups", params={"find": "x" * 201})
+    assert code_of(refused) == (400, "invalid_field")
+    for group in made:
+        await admin.ask("DELETE", f"/v1/admin/groups/{group['id']}")
+
+
 async def test_a_group_without_a_name_is_refused_as_such(two_workers: Server, admin: Http) -> None:
     refused = await admin.post("/v1/admin/groups", {"name": " "})
     assert code_of(refused) == (400, "invalid_field")
