@@ -123,8 +123,16 @@ class UserObject(Struct, frozen=True):
     quotas: OwnQuotasObject
 
 
+class GroupName(Struct, frozen=True):
+    id: str
+    name: str
+
+
 class UserPage(Struct, frozen=True):
+    """`groups`: those that these users are in."""
+
     users: list[UserObject]
+    groups: list[GroupName]
     next_cursor: str | None
 
 

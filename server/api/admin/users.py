@@ -186,9 +186,13 @@ class AdminUserOperations:
 
     async def page(self, call: Call) -> Response:
         page = await self._users.page(call.query.limit, call.query.cursor)
-        return json_response(
-            {"users": [user_wire(user) for user in page.users], "next_cursor": page.next_cursor}
-        )
+        gids = {user.group for user in page.users if user.group}
+        groups = await self._admin.groups.groups(gids)
+        listed = {
+            "users": [user_wire(user) for user in page.users],
+            "groups": [{"id": group.gid, "name": group.name} for group in groups],
+        }
+        return json_response({**listed, "next_cursor": page.next_cursor})
 
     async def create(self, call: Call) -> Response:
         body: CreateUserBody = to_struct(await call.body(), CreateUserBody)

@@ -51,7 +51,7 @@ class UpdateGroupBody(Struct, frozen=True):
 
 
 class GroupsQuery(Struct, frozen=True):
-    """`find`: an id, or a part of the name in any case: one page, those that begin with it first."""
+    """`find`: an id, or a part of the name in any case; those that begin with it come first."""
 
     limit: Limit = 50
     cursor: Cursor | None = None

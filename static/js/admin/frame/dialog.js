@@ -24,6 +24,7 @@ export const WHY = { label: "Why, for the audit log" };
  * @property {string | number | boolean} [value] as it is now
  * @property {[string, string][]} [choices]
  * @property {string} [hint] @property {boolean} [isNeeded] @property {number} [max] characters
+ * @property {Function} [View] draws a field of another kind, from `{field, value, onSet}`
  */
 
 /**
@@ -99,7 +100,8 @@ const trimmed = (values) =>
   Object.fromEntries(Object.entries(values).map(([name, value]) => [name, typeof value === "string" ? value.trim() : value]));
 
 function Input({ field, value, onSet }) {
-  const { name, label, kind = "text", choices, hint, max, isNeeded } = field;
+  const { name, label, kind = "text", choices, hint, max, isNeeded, View } = field;
+  if (View) return html`<${View} field=${field} value=${value} onSet=${onSet} />`;
   if (kind === "check") {
     return html`<label class="check">
       <input type="checkbox" name=${name} checked=${value} onChange=${(event) => onSet(name, event.target.checked)} />

@@ -12,6 +12,7 @@ import { Table } from "../frame/table.js";
 import { ago, count, date, size } from "../frame/words.js";
 import { Facts, of, quotaFields, quotaText } from "./drawer.js";
 import { showOnce } from "./forms.js";
+import { GroupField, GroupSearch } from "./group-field.js";
 import { Paged } from "./paged.js";
 import { numberOf, quotasOf } from "./quotas.js";
 
@@ -25,30 +26,30 @@ const SCOPES = [
 class Users {
   openId = computed(() => (this.admin.route.tab === TAB.id ? (this.admin.route.params.open ?? null) : null));
   details = new Reading((api) => this.#readDetails(api), { everyMs: EVERY_MS });
-  groups = new Reading((api) => api.get("/groups", { limit: 200 }), { everyMs: 10_000 });
-
   /** @param {import("../frame/console.js").Console} admin */
   constructor(admin) {
     this.admin = admin;
     this.paged = new Paged(admin, { tab: TAB.id, path: "/users" });
+    this.groupSearch = new GroupSearch(admin);
     this.openId.subscribe(() => this.details.renew());
   }
 
   readings() {
-    return this.openId.value === null ? [this.paged.list, this.groups] : [this.paged.list, this.groups, this.details];
+    const open = this.openId.value === null ? [] : [this.details];
+    return [...this.groupSearch.readings(), this.paged.list, ...open];
   }
 
   #readDetails(api) {
-    const read = async (id) => ({ user: await api.get(`/users/${id}`), stored: await api.get(`/users/${id}/storage`) });
+    const read = async (id) => {
+      const user = await api.get(`/users/${id}`);
+      const { groups } = user.group ? await api.get("/groups", { find: user.group }) : { groups: [] };
+      return { user, group: groups.find((one) => one.id === user.group) ?? null, stored: await api.get(`/users/${id}/storage`) };
+    };
     return readOpen(this.admin, { openId: this.openId, read, gone: "There is no such user." });
   }
 
   show(id) {
     this.admin.route.set({ open: id }, { keep: true });
-  }
-
-  groupName(gid) {
-    return visibleName(this.groups.value.value?.groups.find(({ id }) => id === gid)?.name ?? gid);
   }
 
   // ---- deeds ----
@@ -113,21 +114,12 @@ class Users {
     });
   }
 
-  move(user) {
-    const groups = this.groups.value.value?.groups ?? [];
+  move(user, current) {
     fill(this.admin, {
       title: `The group of ${visibleName(user.name)}`,
       text: "Its members share quotas. A user is in one group at most.",
       deed: "Save",
-      fields: [
-        {
-          name: "group",
-          label: "Group",
-          kind: "choice",
-          value: user.group ?? "",
-          choices: [["", "None"], ...groups.map(({ id, name }) => [id, visibleName(name)])],
-        },
-      ],
+      fields: [{ name: "group", View: GroupField, value: user.group ?? "", search: this.groupSearch, current }],
       act: ({ group }) => {
         if (group === (user.group ?? "")) return;
         const put = (api) => api.put(`/groups/${group}/members/${user.id}`);
@@ -230,6 +222,7 @@ function UsersView({ admin, state }) {
 }
 
 function columnsOf(admin, state) {
+  const names = new Map(state.paged.list.value.value.groups.map(({ id, name }) => [id, visibleName(name)]));
   return [
     {
       id: "name",
@@ -237,7 +230,7 @@ function columnsOf(admin, state) {
       cell: ({ id, name }) => html`<button type="button" class="link" onClick=${() => state.show(id)}>${visibleName(name)}</button>`,
     },
     { id: "roles", label: "Roles", cell: ({ roles }) => roles.join(", ") || null },
-    { id: "group", label: "Group", cell: ({ group }) => group && state.groupName(group) },
+    { id: "group", label: "Group", cell: ({ group }) => group && (names.get(group) ?? group) },
     { id: "quotas", label: "Own quotas", cell: ({ quotas }) => quotaText(quotas, null) },
     { id: "created", label: "Added", cell: ({ created_at: at }) => ago(at, admin.now.peek()) },
     { id: "state", label: "State", cell: ({ disabled }) => html`<${Standing} disabled=${disabled} />` },
@@ -252,12 +245,12 @@ function Drawer({ admin, state }) {
   const read = state.details.value.value;
   const close = () => state.show(null);
   if (!read) return besideUnread(admin, state.details, close);
-  const { user, stored } = read;
+  const { user, group, stored } = read;
   return html`<${Beside} admin=${admin} title=${visibleName(user.name)} onClose=${close}>
     <${Facts} facts=${[
       ["State", html`<${Standing} disabled=${user.disabled} />`],
       ["Roles", user.roles.join(", ") || "none"],
-      ["Group", user.group ? state.groupName(user.group) : "none"],
+      ["Group", group ? visibleName(group.name) : (user.group ?? "none")],
       ["Own quotas", quotaText(user.quotas, "as the settings say")],
       ["Tokens today", of(stored.tokens_today, user.quotas.tokens_per_day)],
       ["Stores", `${count(stored.sessions)} sessions, ${size(stored.bytes)}${stored.counted < stored.sessions ? " in the newest" : ""}`],
@@ -267,7 +260,7 @@ function Drawer({ admin, state }) {
     <div class="deeds">
       <button type="button" class="plain" onClick=${() => state.edit(user)}>Change …</button>
       <button type="button" class="plain" onClick=${() => state.limit(user)}>Quotas …</button>
-      <button type="button" class="plain" onClick=${() => state.move(user)}>Group …</button>
+      <button type="button" class="plain" onClick=${() => state.move(user, group)}>Group …</button>
       ${admin.may(TRANSCRIPTS) && html`<button type="button" class="plain" onClick=${() => state.invite(user)}>Invite …</button>`}
       <button type="button" class="plain" onClick=${() => state.disable(user)}>${user.disabled ? "Enable" : "Disable …"}</button>
       <button type="button" class="plain danger" onClick=${() => state.remove(user)}>Remove …</button>

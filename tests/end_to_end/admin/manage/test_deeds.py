@@ -151,7 +151,10 @@ async def button_of_worker(page: Page, name: str) -> Locator:
 async def fill_in(dialog: Locator, deed: Deed) -> None:
     for label, text in deed.texts.items():
         await dialog.get_by_label(label, exact=True).fill(text)
-    if deed.choice:
+    if deed in USER and deed.choice:
+        await dialog.get_by_role("searchbox").fill(deed.choice)
+        await dialog.get_by_role("radio", name=deed.choice).first.check()
+    elif deed.choice:
         option = dialog.locator("option", has_text=deed.choice).first
         await dialog.get_by_role("combobox").select_option(await option.get_attribute("value"))
     if deed.checks:

@@ -85,7 +85,8 @@ async def test_a_user_is_added_limited_grouped_disabled_and_removed_by_keyboard(
     await page.keyboard.press("Enter")
     await expect(drawer).to_contain_text("5,000 tokens a day")
     await press(page, "Group …")
-    await dialog.get_by_label("Group").select_option(group["id"])
+    await dialog.get_by_role("searchbox").fill("onerror")
+    await dialog.get_by_role("radio", name=f"{HOSTILE} team").press(" ")
     await press(page, "Save")
     await expect(drawer).to_contain_text(f"{HOSTILE} team")
     await shot(page, "users-drawer")
@@ -111,6 +112,47 @@ async def test_a_user_is_added_limited_grouped_disabled_and_removed_by_keyboard(
     await expect(drawer).to_have_count(0)
     assert (await audit(admin, uid))[0] == "user.delete"
     await admin.ask("DELETE", f"/v1/admin/groups/{group['id']}")
+
+
+@pytest.mark.slow
+async def test_a_group_older_than_the_newest_is_found_by_its_name_and_chosen_by_keyboard(
+    page: Page, admin: Http
+) -> None:
+    user = await new_user(admin, name="Seeker")
+    old = (await admin.post("/v1/admin/groups", {"name": "The oldest of all"})).json()
+    groups = [old["id"]]
+    for number in range(8):
+        made = await admin.post("/v1/admin/groups", {"name": f"Younger {number}"})
+        groups.append(made.json()["id"])
+    await page.evaluate("hash => location.hash = hash", f"users?open={user['id']}")
+    drawer, dialog = page.get_by_role("complementary"), page.get_by_role("dialog")
+    await expect(drawer).to_contain_text("Seeker")
+    await press(page, "Group …")
+    said = dialog.get_by_role("status")
+    await expect(said).to_have_text("The newest 6: write a part of the name of another one.")
+    await expect(dialog.get_by_role("radio", name="Younger 7")).to_be_visible()
+    await page.keyboard.type("younger")
+    await expect(said).to_have_text("6 of 8: write more of the name.")
+    for text, word in (("nobody's", "No group has such a name."), ("OLDEST", "")):
+        await dialog.get_by_role("searchbox").fill(text)
+        await expect(said).to_have_text(word)
+    await page.keyboard.press("Enter")  # chooses nothing, and closes nothing
+    await page.keyboard.press("Tab")
+    await page.keyboard.press("ArrowDown")
+    await expect(dialog.get_by_role("radio", name="The oldest of all")).to_be_checked()
+    await dialog.get_by_role("searchbox").fill("younger")  # what was chosen stays
+    await expect(said).to_have_text("6 of 8: write more of the name.")
+    await expect(dialog.get_by_role("radio", name="The oldest of all")).to_be_checked()
+    await press(page, "Save")
+    await expect(drawer).to_contain_text("The oldest of all")
+    row = page.get_by_role("row").filter(has_text="Seeker")
+    await expect(row).to_contain_text("The oldest of all")
+    await press(page, "Group …")
+    await dialog.get_by_role("radio", name="None").press(" ")
+    await press(page, "Save")
+    await expect(drawer).not_to_contain_text("The oldest of all")
+    for gid in groups:
+        await admin.ask("DELETE", f"/v1/admin/groups/{gid}")
 
 
 async def test_a_group_is_made_changed_and_removed_and_its_members_let_go(

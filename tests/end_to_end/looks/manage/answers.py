@@ -23,6 +23,7 @@ from server.api.admin.objects import (
     AdminEngine,
     AuditEntryObject,
     AuditPage,
+    GroupName,
     ListedSession,
     ListedSessions,
     LiveResponse,
@@ -95,7 +96,7 @@ def answers(words: Words) -> dict[str, msgspec.Struct]:
     return {
         "/sessions": ListedSessions(sessions, None),
         f"/sessions/{OPEN_SESSION}": SessionDetails(sessions[1], {}, [timeline_of(words)]),
-        "/users": UserPage(users, "2"),
+        "/users": UserPage(users, [GroupName(one.id, one.name) for one in groups], "2"),
         f"/users/{OPEN_USER}": UserDetails(**opened, tokens=tokens_of(words)),
         f"/users/{OPEN_USER}/storage": Storage(OPEN_USER, 1312, 1312, 24_870, 48_213_004, 12_407),
         "/groups": GroupList(groups, None),
@@ -112,7 +113,7 @@ def answers(words: Words) -> dict[str, msgspec.Struct]:
 
 NOTHING: dict[str, msgspec.Struct] = {
     "/sessions": ListedSessions([], None),
-    "/users": UserPage([], None),
+    "/users": UserPage([], [], None),
     "/groups": GroupList([], None),
     "/audit": AuditPage([], None),
     "/shares": ShareList([], None),

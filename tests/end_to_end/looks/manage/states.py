@@ -8,6 +8,7 @@ from urllib.parse import urlsplit
 import msgspec
 from playwright.async_api import Route, expect
 
+from server.api.admin.manage.objects import GroupList
 from server.api.admin.objects import AdminEngineList, AdminModel, AdminModelList, ListedSessions
 from server.config.models import ModelState
 from tests.end_to_end.looks.admin_states import State, signed_in
@@ -75,6 +76,16 @@ async def _refused(stage: Stage) -> None:
     await expect(dialog.get_by_label("Name")).to_have_value("Ada")
 
 
+async def _choosing(stage: Stage, told: dict[str, msgspec.Struct]) -> None:
+    """The group of a user, among more than are listed."""
+    groups = told["/groups"]
+    assert isinstance(groups, GroupList)
+    found = msgspec.structs.replace(groups, found=42)
+    await _show(stage, PLACES["user"], told | {"/groups": found})
+    await stage.page.get_by_role("button", name="Group …").click()
+    await expect(stage.page.get_by_role("dialog").get_by_role("status")).to_contain_text("of 42")
+
+
 async def _engines(stage: Stage) -> None:
     """Several of one model: one is drained, one is away and has much to say."""
     models = AdminModelList(
@@ -102,6 +113,8 @@ MANAGE_STATES: dict[str, State] = {
     },
     **{f"no-{name}": partial(_show, place=PLACES[name], told=NOTHING) for name in EMPTY},
     "admin-user-refused": _refused,
+    "admin-choosing": partial(_choosing, told=answers(USUAL)),
+    "hostile-choosing": partial(_choosing, told=answers(HOSTILE)),
     "admin-engines": _engines,
     "admin-older": _older,
 }
