@@ -24,6 +24,18 @@ def start(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
     return task
 
 
+async def first_of(*works: Coroutine[Any, Any, Any]) -> set[asyncio.Task[Any]]:
+    """Run these side by side until one ends; return what has ended by then, cancel the others."""
+    tasks = [start(work) for work in works]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    return done
+
+
 class Background:
     """The tasks of one owner, which ends them.
 

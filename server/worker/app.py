@@ -6,7 +6,7 @@ import os
 import random
 import socket
 import time
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -50,7 +50,7 @@ from server.worker.parts import (
     build_tools,
 )
 from server.worker.routes import routes
-from sessions.background import Background, start
+from sessions.background import Background, first_of
 from sessions.model.errors import StoreRefused, StoreUnavailable
 from sessions.store.store import SessionStore
 
@@ -254,17 +254,6 @@ class Worker:
         """That this worker leaves; and hear who does not."""
         with contextlib.suppress(StoreUnavailable):
             await self.peers.beat()
-
-
-async def first_of(*waits: Coroutine[Any, Any, Any]) -> None:
-    """Return when one is done; the others are cancelled."""
-    tasks = [start(wait) for wait in waits]
-    try:
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def http_error(request: Request, error: Exception) -> Response:

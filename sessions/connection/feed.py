@@ -22,7 +22,7 @@ from typing import Final, Self
 from redis import exceptions
 from redis.asyncio.connection import AbstractConnection
 
-from sessions.background import start
+from sessions.background import first_of, start
 from sessions.connection.client import RedisClient
 from sessions.connection.deadlines import within
 from sessions.model.codec import decode_live
@@ -188,18 +188,8 @@ class LiveFeed:
 
     async def _follow(self, connection: AbstractConnection) -> None:
         """Hand out messages until the connection breaks or a probe does not come back."""
-        tasks = [
-            start(self._read(connection)),
-            start(self._probe()),
-        ]
-        try:
-            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                task.result()
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+        for task in await first_of(self._read(connection), self._probe()):
+            task.result()
 
     async def _read(self, connection: AbstractConnection) -> None:
         while True:

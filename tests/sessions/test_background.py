@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from sessions.background import Background, start
+from sessions.background import Background, first_of, start
 from sessions.model.errors import SessionNotFound
 from tests.helpers.root import ROOT
 
@@ -107,6 +107,21 @@ async def test_close_ends_what_is_left() -> None:
     await asyncio.sleep(0)
     await background.close()
     assert was_cancelled
+
+
+async def test_the_first_of_several_ends_the_others() -> None:
+    was_cancelled = False
+
+    async def wait() -> None:
+        nonlocal was_cancelled
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            was_cancelled = True
+            raise
+
+    (failed,) = await first_of(wait(), fail(KeyError("a bug")))
+    assert isinstance(failed.exception(), KeyError) and was_cancelled
 
 
 # Each waits for what it starts, and raises what it raises; all others leave that to `Background`.

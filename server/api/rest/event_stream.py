@@ -20,7 +20,7 @@ from server.protocol.encoding import encode
 from server.protocol.entries import is_final
 from server.protocol.errors import ApiError
 from server.protocol.server_frames import ConnectionDraining, ErrorFrame
-from sessions.background import start
+from sessions.background import first_of
 
 HEARTBEAT_SECONDS = 15.0  # proxies drop what is idle for 30
 CHECK_SECONDS = 5.0  # a response that goes without an end is missed after so long
@@ -127,18 +127,10 @@ class EventStream(Response):
         del self.headers["content-length"]  # nobody knows it yet
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        tasks = {
-            start(_disconnected(receive)),
-            start(self._write(send)),
-        }
         try:
-            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
+            for task in await first_of(_disconnected(receive), self._write(send)):
                 task.result()
         finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
             await self._leave()
 
     async def _write(self, send: Send) -> None:
