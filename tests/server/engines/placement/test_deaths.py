@@ -48,12 +48,9 @@ async def test_what_is_read_without_a_callback_goes_on_as_well(site: Site) -> No
 
 async def test_half_a_stop_string_is_held_back_from_one_engine_to_the_next(site: Site) -> None:
     ids = ids_of(site, "so it ends never here")
-    reader = site.read("r", params=params_of(stop=["ends here"]))
-    await site.settle()
-    dying, other = site.at("r")
     cut = next(n for n in range(len(ids)) if site.tokenizer.decode(ids[:n]).endswith("ends"))
-    dying.emit("r", *ids[:cut])
-    await site.settle()
+    params = params_of(stop=["ends here"])
+    reader, dying, other = await site.begin("r", *ids[:cut], params=params)
     assert reader.text == "so it "
     dying.die()
     await site.settle()
@@ -115,12 +112,8 @@ async def test_all_answers_of_an_engine_that_dies_go_on_and_those_of_the_others_
 
 async def test_an_answer_stays_with_its_engine_while_there_is_no_other(site: Site) -> None:
     ids = ids_of(site)
-    reader = site.read("r")
-    await site.settle()
-    dying, other = site.at("r")
+    reader, dying, other = await site.begin("r", *ids[:4])
     other.die()
-    dying.emit("r", *ids[:4])
-    await site.settle()
     dying.die()
     await site.settle()
     assert site.states == [CoreState.READY, CoreState.DEAD] and not site.group.is_ready
@@ -135,12 +128,8 @@ async def test_an_answer_stays_with_its_engine_while_there_is_no_other(site: Sit
 
 async def test_an_answer_that_waits_goes_to_the_first_engine_that_comes(site: Site) -> None:
     ids = ids_of(site)
-    reader = site.read("r")
-    await site.settle()
-    dying, other = site.at("r")
+    reader, dying, other = await site.begin("r", *ids[:4])
     other.die()
-    dying.emit("r", *ids[:4])
-    await site.settle()
     dying.die()
     await site.settle()
     other.come()
