@@ -33,6 +33,25 @@ POLL_MS = 2
 M = TypeVar("M")
 
 
+def make_ready(address: str = "", **fields: Any) -> Ready:
+    """What a core without a model says of itself; `fields` are those of `Ready`."""
+    defaults: dict[str, Any] = {
+        "epoch": 1,
+        "pid": 0,
+        "max_model_len": 1000,
+        "num_blocks": 100,
+        "block_size": 16,
+        "vocab_size": 1000,
+        "eos_token_ids": [0],
+        "max_num_seqs": 8,
+        "dtype": "float32",
+        "attn_backend": "none",
+        "pace": 0.0,
+        "config": EngineConfig(model="", address=address, served_model_name=""),
+    }
+    return Ready(**(defaults | fields))
+
+
 class ScriptedCore:
     """Binds `address` in a thread of its own. A `sleep` process stands for the core's process.
 
@@ -52,19 +71,12 @@ class ScriptedCore:
         self.calls: list[Utility] = []  # in their order
         self.utilities: dict[str, Any] = {"num_unfinished": 0, "metrics": {"num_running": 0}}
         self._process = subprocess.Popen(["sleep", "1000"])
-        self.ready = Ready(
+        self.ready = make_ready(
+            address,
             epoch=epoch,
             pid=self._process.pid,
             max_model_len=max_model_len,
             num_blocks=num_blocks,
-            block_size=16,
-            vocab_size=1000,
-            eos_token_ids=[0],
-            max_num_seqs=8,
-            dtype="float32",
-            attn_backend="none",
-            pace=0.0,
-            config=EngineConfig(model="", address=address, served_model_name=""),
         )
         self._owners: dict[str, str] = {}  # request id → client id
         self._inbox: SimpleQueue[ClientMessage] = SimpleQueue()

@@ -12,7 +12,6 @@ import msgspec
 from engine import AsyncLLM, demo_model
 from engine.client.requests.core_link import CoreListener
 from engine.client.text.tokenizer import Tokenizer
-from engine.config import EngineConfig
 from engine.errors import EngineGenerateError
 from engine.ipc import AddRequest, ClientMessage, Ready, SchedulerStats, SequenceOutput
 from server.config.models import EngineStatus
@@ -27,6 +26,7 @@ from server.engines.client import (
 )
 from server.engines.placement.group import EngineGroup
 from server.engines.placement.member import Member
+from tests.engine.helpers.scripted_core import make_ready
 
 NUM_BLOCKS = 100
 CONTEXT = 1000
@@ -129,20 +129,7 @@ class ScriptedLink:
 
 
 def ready(epoch: int) -> Ready:
-    return Ready(
-        epoch=epoch,
-        pid=0,
-        max_model_len=CONTEXT,
-        num_blocks=NUM_BLOCKS,
-        block_size=16,
-        vocab_size=100_000,
-        eos_token_ids=[0],
-        max_num_seqs=8,
-        dtype="float32",
-        attn_backend="none",
-        pace=0.0,
-        config=EngineConfig(model="", address="", served_model_name=""),
-    )
+    return make_ready(epoch=epoch, max_model_len=CONTEXT, num_blocks=NUM_BLOCKS, vocab_size=100_000)
 
 
 class Reader:

@@ -9,12 +9,11 @@ import pytest
 
 from engine.client.async_llm import AsyncLLM
 from engine.client.requests.core_link import CoreListener, CoreState, Exactness
-from engine.config import EngineConfig
 from engine.errors import EngineGenerateError, ValidationError
 from engine.ipc import AddRequest, ClientMessage, Ready, SchedulerStats, SequenceOutput
 from engine.sampling_params import SamplingParams
 from tests.engine.helpers.connected_engine import DELTA, PROMPT, A, B, C, texts
-from tests.engine.helpers.scripted_core import ScriptedCore
+from tests.engine.helpers.scripted_core import ScriptedCore, make_ready
 
 
 class ScriptedLink:
@@ -27,7 +26,7 @@ class ScriptedLink:
 
     def __init__(self) -> None:
         self.state = CoreState.READY
-        self.ready: Ready | None = ready(1)
+        self.ready: Ready | None = make_ready()
         self.stats: SchedulerStats | None = None
         self.heard_at: float | None = None
         self.refusal: ValidationError | None = None
@@ -87,25 +86,8 @@ class ScriptedLink:
         epoch = self.ready.epoch + 1
         self.ready, self.state = None, CoreState.DEAD
         self._listener.on_core_state(self.state, "it died")
-        self.ready, self.state = ready(epoch), CoreState.READY
+        self.ready, self.state = make_ready(epoch=epoch), CoreState.READY
         self._listener.on_core_state(self.state, "")
-
-
-def ready(epoch: int) -> Ready:
-    return Ready(
-        epoch=epoch,
-        pid=0,
-        max_model_len=1000,
-        num_blocks=100,
-        block_size=16,
-        vocab_size=1000,
-        eos_token_ids=[0],
-        max_num_seqs=8,
-        dtype="float32",
-        attn_backend="none",
-        pace=0.0,
-        config=EngineConfig(model="", address="", served_model_name=""),
-    )
 
 
 @pytest.fixture
@@ -174,7 +156,7 @@ async def test_an_answer_of_which_nobody_will_say_that_it_has_ended_ends_at_once
     (last,) = [output async for output in stream]
     assert last.outputs[0].finish_reason == "abort"
     assert last.metrics is not None and not last.metrics.core_confirmed
-    link.emit(A, finish_reason="length")  # nobody has told that one to end
+    link.emit(A, finish_reason="length")  # nobody has asked that one to end
     assert texts([output async for output in other]) == "a"
 
 
