@@ -2,13 +2,16 @@
 
 import gzip
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Self
 
+import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
+from engine.tracing.endpoint import open_tracing
+from engine.tracing.tracing import Tracing
 from tests.helpers.patience import PATIENCE
 
 ERROR = 2  # the code of a span's status
@@ -149,3 +152,17 @@ def _value(value: Any) -> Any:
     if kind == "array_value":
         return [_value(each) for each in value.array_value.values]
     return getattr(value, kind)
+
+
+@pytest.fixture
+def collector() -> Iterator[Collector]:
+    with Collector() as collector:
+        yield collector
+
+
+@pytest.fixture
+def tracing(collector: Collector) -> Iterator[Tracing]:
+    """Sends its spans to the collector."""
+    tracing = open_tracing(collector.url)
+    yield tracing
+    tracing.close()

@@ -3,7 +3,7 @@
 import asyncio
 import itertools
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -20,31 +20,19 @@ from engine import (
 )
 from engine.errors import EngineDeadError, ValidationError
 from engine.ipc import AddRequest
-from engine.tracing.endpoint import open_tracing
 from engine.tracing.tracing import Tracing
 from tests.engine.helpers.connected_engine import DELTA, PROMPT, A, B, receive
 from tests.engine.helpers.scripted_core import ScriptedCore
 from tests.engine.test_real_core import Supervised
 from tests.helpers.collector import ERROR, Collector, Span
+from tests.helpers.collector import collector as collector  # these two are fixtures
+from tests.helpers.collector import tracing as tracing
 from tests.helpers.patience import PATIENCE
 from tests.helpers.tiny_model import build_oracle_model, oracle_answer
 
 TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 HEADERS = {"traceparent": f"00-{TRACE}-{SPAN}-01"}
 SECRET = "mum's maiden name"
-
-
-@pytest.fixture
-def collector() -> Iterator[Collector]:
-    with Collector() as collector:
-        yield collector
-
-
-@pytest.fixture
-def tracing(collector: Collector) -> Iterator[Tracing]:
-    tracing = open_tracing(collector.url)
-    yield tracing
-    tracing.close()
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ import logging
 import socket
 import threading
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -13,6 +12,7 @@ from engine.tracing import tracing as module
 from engine.tracing.endpoint import open_tracing
 from engine.tracing.tracing import Tracing
 from tests.helpers.collector import ERROR, Collector
+from tests.helpers.collector import collector as collector  # the fixture
 from tests.helpers.patience import PATIENCE
 
 TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
@@ -22,12 +22,6 @@ PARENT = f"00-{TRACE}-{SPAN}-01"
 @pytest.fixture(autouse=True)
 def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "10")
-
-
-@pytest.fixture
-def collector() -> Iterator[Collector]:
-    with Collector() as collector:
-        yield collector
 
 
 def make_spans(tracing: Tracing, number: int, headers: dict[str, str] | None = None) -> None:

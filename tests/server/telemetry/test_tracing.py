@@ -1,35 +1,22 @@
 """`AnswerTrace`: what its spans say, and that only the first end counts."""
 
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from starlette.requests import HTTPConnection
 
-from engine.tracing.endpoint import open_tracing
 from engine.tracing.tracing import Tracing
 from server.telemetry.metrics import Metrics, SpanCollector
 from server.telemetry.tracing import AnswerTracing
 from tests.helpers.collector import ERROR, Collector
+from tests.helpers.collector import collector as collector  # these two are fixtures
+from tests.helpers.collector import tracing as tracing
 
 TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 PARENT = f"00-{TRACE}-{SPAN}-01"
 USAGE = {"input_tokens": 5, "cached_tokens": 3, "output_tokens": 2}
 SETTINGS = {"temperature": 0.5, "top_k": None, "seed": 7, "system": "my mother", "stop": ["tea"]}
-
-
-@pytest.fixture
-def collector() -> Iterator[Collector]:
-    with Collector() as collector:
-        yield collector
-
-
-@pytest.fixture
-def tracing(collector: Collector) -> Iterator[Tracing]:
-    tracing = open_tracing(collector.url)
-    yield tracing
-    tracing.close()
 
 
 @pytest.fixture
