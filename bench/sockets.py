@@ -102,7 +102,7 @@ async def storm(server: Server, tokens: Sequence[str]) -> list[Figure]:
         source = f"127.0.0.{2 + number // PER_ADDRESS}"
         try:
             socket = await BenchSocket.open(server, token, source)
-        except ConnectionError:  # 1013 or 4429: it waits as told, and comes again
+        except ConnectionError:  # 1013 or 4429: it waits as long as asked, and comes again
             num_refused += 1
             await asyncio.sleep(REFUSED_SECONDS)
             socket = await BenchSocket.open(server, token, source)

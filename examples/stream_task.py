@@ -13,7 +13,7 @@ async def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("prompt", nargs="?", default="Once upon a time")
     parser.add_argument("--model", default=str(demo_model()), help="folder or hub id")
-    parser.add_argument("--step", type=int, default=20, help="tokens, 0: whatever is there")
+    parser.add_argument("--step", type=int, default=20, help="tokens, 0: what is there")
     parser.add_argument("--enough", type=int, default=100, help="tokens")
     options = parser.parse_args()
     worker = AsyncLLMWorker(AsyncLLM.from_engine_args(AsyncEngineArgs(options.model)))

@@ -1,7 +1,7 @@
 """`python -m bench.admin_list`: the console's views among a million sessions of 10,000 users.
 
 Each is asked of `parley serve` over HTTP, as the console asks. What it takes is the processor time
-of worker and Redis together, which is the same whatever else runs here. Then the page itself.
+of worker and Redis together, which other processes do not change. Then the page itself.
 """
 
 import argparse

@@ -38,7 +38,7 @@ class Costs:
     log_kib: float  # of a session, for `LOG_SECONDS`
     answer_kib: float  # in Redis, for `RECENT_SECONDS`
     cluster_us: float  # of a token, all nodes together, but for
-    cluster_node_us: float  # what each of the nodes takes, whoever has the session
+    cluster_node_us: float  # what each of the nodes takes, also without the session
 
 
 MEASURED = Costs(  # on one processor of an AMD EPYC (Zen 4), as docs/deployment/capacity.md says

@@ -2,7 +2,7 @@
 
 Rounds of both take turns on one engine, so that what else the machine does meets both. Wall time is
 that of a step; processor time is of the core and of the process that makes its masks together.
-Last, how long a matcher takes that is told 1,000 tokens at once, as after a death.
+Last, how long a matcher takes to read 1,000 tokens at once, as after a death.
 """
 
 import argparse
@@ -149,7 +149,7 @@ def main() -> None:
         table.add_row(name, *(f"{value:.4g}" for value in row))
     Console().print(table)
     seconds = replay_seconds(model.folder, 151_936)
-    Console().print(f"1,000 tokens told at once: {seconds * 1e3:.2f} ms")
+    Console().print(f"1,000 tokens read at once: {seconds * 1e3:.2f} ms")
 
 
 def _medians(steps: list[tuple[float, float, float]]) -> tuple[float, float]:

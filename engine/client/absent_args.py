@@ -82,7 +82,7 @@ HARMLESS: dict[str, tuple[object, ...]] = {
     "num_speculative_tokens": (0,),
     "spec_tokens": (0,),
 }
-WITHOUT_MEANING = frozenset(  # whatever they say, there is nothing for it to act on
+WITHOUT_MEANING = frozenset(  # there is nothing for any of their values to act on
     (
         # of adapters, which are computed in float32 and add no words
         "lora_dtype",

@@ -208,7 +208,7 @@ def _bars(on_progress: OnProgress) -> Any:
 
 @contextmanager
 def _refusals(model: str, revision: str | None) -> Iterator[None]:
-    """Raise `DownloadError` for whatever huggingface_hub raises within."""
+    """Raise `DownloadError` for every error of huggingface_hub within."""
     from huggingface_hub import errors
 
     try:

@@ -49,7 +49,7 @@ class CacheConfig:
     """The KV cache."""
 
     block_size: int  # tokens
-    num_gpu_blocks: int  # on whatever device there is
+    num_gpu_blocks: int  # on the device, whether a GPU or not
     enable_prefix_caching: bool
 
 

@@ -93,7 +93,7 @@ class LLMEngine(BlockingCalls):
                 tokenization_kwargs=tokenization_kwargs,
             )
             stream.ready = self._is_ready
-            self._is_ready.set()  # if there is an output, it has told its own event
+            self._is_ready.set()  # if there is an output, it has set its own event
             self._open[str(request_id)] = stream
 
         self._thread.run(add())

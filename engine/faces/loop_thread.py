@@ -1,6 +1,6 @@
 """`LoopThread`: an event loop in a thread of its own, for callers who have none.
 
-Whoever waits for a call may be interrupted by Ctrl-C: the call is then cancelled, and has ended
+Ctrl-C may interrupt a caller that waits for a call: the call is then cancelled, and has ended
 when the interrupt goes on.
 """
 

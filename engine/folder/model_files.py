@@ -1,7 +1,7 @@
 """Reading the files of a model's folder: each fault becomes one line that names the file.
 
 The folder comes from others. So only regular files are opened (a pipe would never end), no file is
-read that is longer than such a file can be, and `reading` turns whatever a library raises over one
+read that is longer than such a file can be, and `reading` turns every error of a library over one
 into an `UnsupportedModelError`.
 """
 
@@ -27,7 +27,7 @@ _TERSE = (ArithmeticError, AssertionError, AttributeError, LookupError, TypeErro
 
 @contextmanager
 def reading(file: Path, field: str = "") -> Iterator[None]:
-    """Raise `UnsupportedModelError`, naming this file, for whatever is raised within."""
+    """Raise `UnsupportedModelError`, naming this file, for every error within."""
     try:
         yield
     except UnsupportedModelError:

@@ -180,7 +180,7 @@ def _end_status(output: RequestOutput) -> RequestStatus:
 async def stream_generate(
     engine: AsyncLLM, prompt: Prompt, sampling_params: SamplingParams, request_id: Any
 ) -> AsyncGenerator[str, None]:
-    """Yield the answer's text in pieces, as they are generated, whatever `output_kind` says.
+    """Yield the answer's text in pieces, as they are generated, for any `output_kind`.
 
     The pieces joined are the whole text; an aborted request just ends. Raises
     `EngineGenerateError` for a request that failed, `ValidationError` with `n > 1`, and what

@@ -34,7 +34,7 @@ class TaskStatus(enum.Enum):
 class GenerationTask:
     """One prompt, how to answer it, and the answer so far.
 
-    The outputs hold everything since the beginning, whatever the step; after a worker has had the
+    The outputs hold everything since the beginning, not of one step; after a worker has had the
     task, `output_tokens` and `logprobs` are lists, empty if there is nothing.
     """
 
@@ -117,7 +117,7 @@ async def stream_generation_handler(
                 return TaskStatus.SUCCESS
             task.request_handle = await _begin(worker, task)
         await _advance(task.request_handle, task)
-    except Exception as exception:  # of whatever kind: the controller must hear of it
+    except Exception as exception:  # of any kind: the controller must hear of it
         if task.request_handle is not None:
             task.request_handle.close()
         task.end_flag, task.finish_reason = True, "error"

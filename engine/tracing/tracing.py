@@ -199,7 +199,7 @@ class _Exporter(SpanExporter):
         result = SpanExportResult.FAILURE
         _ours.are_speaking = True
         try:
-            with suppress(Exception):  # whatever it is: the spans are lost, and counted
+            with suppress(Exception):  # of any kind: the spans are lost, and counted
                 result = self._otlp.export(spans)
         finally:
             _ours.are_speaking = False

@@ -1,6 +1,6 @@
 """Who asks most of a worker now: a few users and addresses, as its sign of life has them.
 
-Operators add them up over the workers, to find whoever floods the server.
+Operators add them up over the workers, to find who floods the server.
 """
 
 from collections import Counter
@@ -30,7 +30,7 @@ def busiest(connections: ConnectionCounter, answers: Iterable[str]) -> Busiest:
 
 
 def summed(many: Iterable[Busiest]) -> Busiest:
-    """Of several workers; whoever is few at each of them may be missing."""
+    """Of several workers; those with few at each of them may be missing."""
     found = Busiest({}, {})
     for one in many:
         for into, counts in ((found.users, one.users), (found.addresses, one.addresses)):

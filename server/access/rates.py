@@ -203,7 +203,7 @@ class ConnectionCounter:
         return self._refused
 
     def _note_refused(self, limit: str, address: str, uid: str = "") -> None:
-        """Whoever floods is named once a minute: a log is no place for each of them."""
+        """Log once a minute who floods: a log is no place for each refusal."""
         if self._forget_refused():
             self._refused_since = time.monotonic()
             named = {"user": uid} if uid else {}

@@ -50,7 +50,7 @@ def chat_messages(
     found: list[ChatMessage] = []
     if system:
         found.append({"role": "system", "content": system})
-    messages = _told(messages)
+    messages = _shown(messages)
     for place, message in enumerate(messages):
         if message.outputs:
             if with_calls:
@@ -73,18 +73,18 @@ def chat_messages(
     return found
 
 
-def _told(messages: Sequence[Message]) -> list[Message]:
+def _shown(messages: Sequence[Message]) -> list[Message]:
     """Without what was deleted of them; outputs that came one after the other are together."""
-    told: list[Message] = []
+    shown: list[Message] = []
     for message in messages:
         if message.redacted:
             message = _rest(message)
-        before = told[-1].outputs if told else None
+        before = shown[-1].outputs if shown else None
         if message.outputs and before:
-            told[-1] = replace(told[-1], outputs=before + message.outputs)
+            shown[-1] = replace(shown[-1], outputs=before + message.outputs)
         else:
-            told.append(message)
-    return told
+            shown.append(message)
+    return shown
 
 
 def _rest(message: Message) -> Message:

@@ -140,10 +140,10 @@ class PromptBuilder:
                 self._alone(uid, system, tail, base, variables), self.path(uid, session_id, leaf)
             )
             path = [*path, *before]
-        num_told = _num_instructions(path)
-        if num_told:  # before anybody has said anything: they hold for all of it, and always stay
-            system = "\n\n".join([system, *(each.text for each in path[:num_told])]).strip()
-            path = path[num_told:]
+        num_first = _num_instructions(path)
+        if num_first:  # before anybody has said anything: they hold for all of it, and always stay
+            system = "\n\n".join([system, *(each.text for each in path[:num_first])]).strip()
+            path = path[num_first:]
             alone = await self._alone(uid, system, tail, base, variables)
         # An answer may ask for more than half the context, but not at the cost of all history.
         reserved = min(max_output_tokens, max_model_len // 2)

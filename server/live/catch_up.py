@@ -96,7 +96,7 @@ class CatchUp:
     # ---- a room lacks something -----------------------------------------------------------------
 
     def sync_all(self) -> None:
-        """The feed was away: whatever it should have brought is read from the logs."""
+        """The feed was away: read from the logs what it should have brought."""
         for room in self._rooms.values():
             self.sync_session(room)
             for response_id in {rid for s in room.subscriptions for rid in s.cursors}:

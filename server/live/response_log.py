@@ -156,7 +156,7 @@ def _stretch(event: Event) -> tuple[str, int]:
 
 
 def num_characters(events: Sequence[Event]) -> int:
-    """How much text these entries bring, of whatever kind."""
+    """How much text these entries bring, of all kinds."""
     calls = sum(num_call_characters(event.data) for event in events if is_call(event))
     return len(text_of(events)) + len(reasoning_of(events)) + calls
 

@@ -1,8 +1,8 @@
 """`SentEnds`: which answers one connection has stopped, and which ends it was sent.
 
-After either it gets no more text of that answer, whatever it asks for and in which order: only the
-end, which brings the text. All code that queues something on the connection asks here, at the
-moment of queueing, so the rule holds in any order of events.
+After either it gets no more text of that answer, even if it asks for it: only the end, which brings
+the text. All code that queues something on the connection asks here, at the moment of queueing, so
+the rule holds in any order of events.
 """
 
 import asyncio

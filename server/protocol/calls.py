@@ -1,7 +1,7 @@
 """`CallLedger`: the calls of tools in one answer, and what becomes of them, as its entries tell.
 
-Ids are made of the response's id and the call's number, so whoever reads the answer again gives
-them again.
+Ids are made of the response's id and the call's number, so a second reading of the answer
+makes the same ids.
 """
 
 from collections.abc import Iterable, Mapping

@@ -136,7 +136,7 @@ class FunctionCall(Part, frozen=True, kw_only=True, tag="function_call"):
 class FunctionCallOutput(Part, frozen=True, kw_only=True, tag="function_call_output"):
     """What became of the call of that `call_id`, which the server itself carries out.
 
-    `output` is what the model is told of it; empty until then. A call that waits for the user's
+    `output` is what the model reads of it; empty until then. A call that waits for the user's
     word has `consent` and `expires_at`; one without a result has the `code` that says why.
     """
 

@@ -318,8 +318,8 @@ class ToolPlace(Part, frozen=True, kw_only=True):
 class ItemAddedEntry(ServerFrame, frozen=True, kw_only=True, tag="response.output_item.added"):
     """A model has begun to call a tool, or the server with a call, as it is stored.
 
-    `key` and `place` are of a call that is sent to the tool process after this is stored: whoever
-    takes the answer over asks there what became of it. Clients are not sent them.
+    `key` and `place` are of a call that is sent to the tool process after this is stored: the
+    worker that takes the answer over asks there what became of it. Clients are not sent them.
     """
 
     response_id: ResponseId

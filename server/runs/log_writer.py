@@ -219,7 +219,7 @@ class LogWriter:
             self._note_rest()
 
     def _note_rest(self) -> None:
-        """There may be something new that the appender was not told of."""
+        """There may be something new that the appender does not know of."""
         if self._run.num_stored < len(self._run.events):
             self._appender.note(self)
 

@@ -336,7 +336,7 @@ class Producer:
             self._engine.know_place(self._run.session_id, name)
 
     def _note_place(self) -> None:
-        """For whoever asks next. A name of an engine has no spaces."""
+        """For the session's next answer. A name of an engine has no spaces."""
         if isinstance(self._engine, Placing):
             name = self._engine.place_of(self._run.session_id)
             self._run.place = name and f"{name} {self._run.response.get('model', '')}"

@@ -108,7 +108,7 @@ class Run:
         self.events: list[Event] = [created]
         self.user_message = message  # replaced by the beginner of the run
         self.is_hidden = False  # its session is in no sidebar
-        self.is_brought = False  # by a door that cannot take back what it has told
+        self.is_brought = False  # by a door that cannot take back what it has sent
         self.lease_until = 0  # by Redis' clock, milliseconds since 1970
         self.renewed_at = time.monotonic()  # when the last renewal that succeeded was sent
         self.must_be_silent: Callable[[], bool] = lambda: False  # it may be another's by now
@@ -137,7 +137,7 @@ class Run:
         self.known_prompt_hash: str | None = None  # of an answer that another worker had begun
         self.state = RunState.RUNNING
         self.stopping: Stop | None = None  # what closed the gate, in whichever state since then
-        self._published: End | None = None  # the end that `response.done` has told of
+        self._published: End | None = None  # the end that `response.done` has shown
         self.timeline = Timeline()
         self.trace: AnswerTrace | None = None
         self.on_change: Callable[[], None] = lambda: None  # there is something to append
@@ -435,7 +435,7 @@ class Run:
             hear()
 
     def note_published(self, end: End) -> None:
-        """`response.done` has told the viewers of this end."""
+        """`response.done` has shown this end to the viewers."""
         self._published = end
         self.done.set()
 
@@ -452,8 +452,8 @@ class Run:
     def _last_seen(self) -> int | None:
         """What the stopping user had seen; None if that is beyond the log, or everything.
 
-        Whoever reads an answer that a door has brought has seen all of it, whatever its stopper
-        had: nothing may be cut.
+        The reader of an answer that a door has brought has seen all of it, even if its stopper
+        has not: nothing may be cut.
         """
         seen = self.stopping.seen if self.stopping and not self.is_brought else None
         return seen if seen is not None and seen <= self.sequence_number else None

@@ -108,8 +108,8 @@ class Takeover:
     async def take_over(self, response_id: str, exited_owner: str | None = None) -> None:
         """Go on with an answer whose owner is gone, or end it; a no-op for any other.
 
-        Raises `StoreUnavailable` alone, so that whatever is wrong with one answer keeps no other
-        one waiting. What was reaped by then is found again when its lease ends.
+        Raises `StoreUnavailable` alone, so that an answer with which something is wrong keeps no
+        other one waiting. What was reaped by then is found again when its lease ends.
         """
         if self._runs.draining or self._runs.local(response_id) is not None:
             return
@@ -136,7 +136,7 @@ class Takeover:
         except StoreUnavailable:
             raise
         except Exception:
-            # One that cannot be read is ended by whoever sees it first, and one that is not there
+            # One that cannot be read is ended by the first who sees it, and one that is not there
             # leaves the index: only `reap` does that.
             return False
         if record.cancel_at is not None or await self._model_of(record) is not None:

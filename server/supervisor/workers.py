@@ -44,7 +44,7 @@ class WorkerProcess:
     is_ready: bool = False  # as far as `look` knows
     is_silent: bool = False  # it says nothing any more
     problem: str | None = None  # why it cannot serve, as far as `look` knows
-    owes_models: bool = False  # it has not been told how they are now
+    owes_models: bool = False  # it does not know yet how they are now
     _said: bytes = b""  # and not read yet
     _unsent: bytes = b""  # it reads too slowly
 

@@ -1,6 +1,6 @@
 """Structured logs on stderr: one event per line with its fields, never a user's words.
 
-JSON escapes the control characters of whatever reaches a field, and so does the text format. Where
+JSON escapes the control characters of all that reaches a field, and so does the text format. Where
 the format is JSON, every line of stdout and stderr is, also those that libraries print, warnings
 and exceptions that nobody catches.
 A log that takes nothing more is not written: its disk being full stops no answer. When it takes

@@ -1,6 +1,6 @@
 """`Calls`: the tool process's memory of calls, by the key that the caller has chosen for each.
 
-A call runs once, however often it is asked for under its key, and whoever asks: its outcome is
+A call runs once, however often and from wherever it is asked for under its key: its outcome is
 kept for a while, for the worker that takes an answer over. The memory is bounded in number, bytes
 and time. What it has forgotten it says: no call is run because nobody remembers it.
 """

@@ -90,16 +90,16 @@ class ToolClient:
         return (await self._ask(Recall(next(self._ids), key, place), Done)).result
 
     def cancel(self, key: str) -> None:
-        """Whoever waits for this call gets `tool_cancelled`."""
+        """Those who wait for this call get `tool_cancelled`."""
         if self._writer is not None:
             self._writer.write(encode(Cancel(key), MAX_REQUEST_BYTES))
 
     def leave(self, key: str) -> None:
-        """Whoever waits for this call here may go: it goes on, for who recalls it elsewhere."""
+        """Nobody waits for this call here any more: it goes on, for a worker that recalls it."""
         self._left.add(key)
 
     async def close(self) -> None:
-        """Leave. Calls that run go on, for whoever recalls them."""
+        """Leave. Calls that run go on, for workers that recall them."""
         await self._background.close()
 
     async def _ask(self, request: Where | ListTools | Call | Recall, kind: type[ReplyT]) -> ReplyT:

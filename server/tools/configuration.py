@@ -1,6 +1,6 @@
 """Which MCP servers there are: the operator's file, checked whole at the start.
 
-The file has the shape that other hosts of MCP use, and a few limits of ours. Whatever is wrong in
+The file has the shape that other hosts of MCP use, and a few limits of ours. All that is wrong in
 it is found at once: `ToolsConfigError` holds a line for each mistake. Words of the file are shown
 only where they cannot be secrets and in a form that no terminal obeys.
 """
@@ -154,7 +154,7 @@ class _Reading:
             if not stat.S_ISREG(status.st_mode):
                 raise OSError(0, "is no regular file")
             if status.st_mode & stat.S_IWOTH and path == self._path:
-                # Whoever writes it runs programs as us.
+                # Who can write it can run programs as us.
                 raise OSError(0, "may be written by every user of the machine: chmod o-w")
             content = file.read(max_bytes + 1)
         if len(content) > max_bytes:

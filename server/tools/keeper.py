@@ -1,7 +1,7 @@
 """`ToolKeeper`: the supervisor's half of the tool process: when it starts, and when it ends.
 
 The socket that workers connect to is the supervisor's own. So the process is started when the first
-of them comes, whoever comes while there is none just waits, and no worker needs to know any of it.
+of them comes, one that comes while there is none just waits, and no worker needs to know any of it.
 """
 
 import contextlib

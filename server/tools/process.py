@@ -2,7 +2,7 @@
 
 It alone imports the package `mcp`. The supervisor starts it when a worker first connects, and holds
 the other ends of its stdin and stdout: when stdin ends, so does this process with all servers,
-whatever its event loop is doing; on stdout it says each second that the loop goes round.
+even if its event loop hangs; on stdout it says each second that the loop goes round.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""Ends processes that others have started: groups, and whoever has left its group.
+"""Ends processes that others have started: groups, and those who have left their group.
 
 Each MCP server leads a group of its own and has a mark in its environment, which its children
 inherit. The tool process is the one that orphans below it fall to, so that none of them is lost to
@@ -18,7 +18,7 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 
 def adopt_orphans() -> None:
-    """From now on, whoever below us loses its parent is our child."""
+    """From now on, a descendant that loses its parent is our child."""
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import h11
 
-FREE_CHUNKS = 256  # of one body, whatever they hold; then one more for each
+FREE_CHUNKS = 256  # of one body, large or small; then one more for each
 BYTES_PER_CHUNK = 512
 MAX_EMPTY_BYTES = 64  # of empty lines in front of one request
 END_OF_HEAD = re.compile(rb"\n\r?\n")

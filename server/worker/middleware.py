@@ -143,7 +143,7 @@ def max_body_bytes(scope: Scope) -> int:
 
 
 class BoundedBody:
-    """`receive` that counts bytes and time, whatever `Content-Length` claims."""
+    """`receive` that counts bytes and time, and trusts no `Content-Length`."""
 
     def __init__(self, receive: Receive, max_bytes: int = MAX_BODY_BYTES) -> None:
         self._receive = receive

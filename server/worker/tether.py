@@ -1,4 +1,4 @@
-"""`Tether`: a worker that has to end does end, whatever its threads are doing.
+"""`Tether`: a worker that has to end does end, even if its threads hang.
 
 Separate threads receive the signals and notice when the supervisor is gone, even while the event
 loop hangs and other threads wait. They notify the worker, give it its time, and then end the

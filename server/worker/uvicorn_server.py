@@ -37,7 +37,7 @@ class Server(uvicorn.Server):
 def uvicorn_config(
     app: ASGIApp, ping_seconds: float, trusted_proxies: Sequence[str] = ()
 ) -> Config:
-    """How every worker speaks HTTP and websockets, whatever `app` does."""
+    """How every worker speaks HTTP and websockets, for any `app`."""
     return Config(
         app,
         ping_seconds=ping_seconds,

@@ -82,7 +82,7 @@ class Cluster:
             self._link(node).enqueue(call)
 
     def enqueue_at(self, node: Node, call: Call) -> None:
-        """Send the call to that primary, whatever its slot."""
+        """Send the call to that primary, even if its slot is elsewhere."""
         self._link(node).enqueue(call)
 
     async def ready(self) -> tuple[Node, ...]:

@@ -79,7 +79,7 @@ class Responses:
         is replaced, and not counted again. `created_event` becomes entry 1 of the response's log.
 
         `taken`: the question leaves the session's queue, which must be as it was read. Likewise
-        `next_round`: this is what follows by itself. Whatever begins, nothing else does so then.
+        `next_round`: this is what follows by itself. Either way nothing else begins by itself.
 
         Never stops another response. Raises `SessionNotFound`, `IdempotencyKeyReused`,
         `SessionLocked`, `MessageNotFound` (the parent), `ResponseInProgress`, `QueueFull`,

@@ -162,7 +162,7 @@ class Runs:
         get `published_end` instead of the last event. With `pauses_queue` what waits in the
         session's queue does not begin by itself. `next_round` does, before all of it, unless
         another answer of the session waits already. `group` is the one that holds tokens for it.
-        `place` is for whoever begins the session's next answer.
+        `place` is for the session's next answer.
 
         There is exactly one winner; a repeat of the winner's own call answers `repeated`. Raises
         `CancelPending` for any other end than `cancelled` with the reason and `seen` of the stop

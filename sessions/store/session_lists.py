@@ -63,8 +63,8 @@ class SessionLists:
 
         `hidden`: those that no other list has, instead of the others.
 
-        `title` is looked for in titles, whatever the case. A page of a search may hold fewer than
-        `limit` sessions, even none, and still have a next one: each looks at 2,000 sessions.
+        `title` is looked for in titles, upper or lower case alike. A page of a search may hold
+        fewer than `limit` sessions, even none, and still have a next one: each looks at 2,000.
         """
         check_uid(uid)
         position = parse_user_cursor(uid, cursor)

@@ -65,10 +65,10 @@ class Sessions:
     ) -> CreatedSession:
         """Make the session that this user and key name, or return it if it was made before.
 
-        `life_seconds`: it goes after so long without use, whatever holds for the others; 0 keeps
-        it. `hidden`: it is in no list of its user's, and counts in the quota all the same.
+        `life_seconds`: it goes after so long without use, unlike the others; 0 keeps it.
+        `hidden`: it is in no list of its user's, and counts in the quota all the same.
 
-        A repeat changes nothing, whatever its title. Raises `SessionNotFound` when the session was
+        A repeat changes nothing, not even the title. Raises `SessionNotFound` when the session was
         made and deleted within the last hour, `QuotaExceeded`, and `UserGone`.
         """
         check_uid(uid)

@@ -1,6 +1,6 @@
 """`SessionStore`: conversations, runs and their logs in Redis, which outlive every connection.
 
-Each method is one promise. Whatever changes more than one key is a Lua script, so it happens whole
+Each method is one promise. What changes more than one key is a Lua script, so it happens whole
 or not at all, and may be repeated with the same arguments: a lost reply never doubles anything.
 All ids are checked by shape before Redis sees them, and `uid` decides whose they are: a foreign id
 is answered exactly like an unknown one.
@@ -95,7 +95,7 @@ class SessionStore:
         idle_seconds: float = 0.0,
         quotas: Quotas | None = None,
     ) -> Self:
-        """A store that raises `StoreUnavailable` whatever it is asked, until `verify` returned.
+        """A store that raises `StoreUnavailable` for every call, until `verify` has returned.
 
         Servers on one Redis must give the same `secret`, if any. Raises `ValueError` for a
         malformed url or prefix.

@@ -86,7 +86,7 @@ def tree(pid: int) -> list[psutil.Process]:
 
 
 def stop(process: subprocess.Popen[bytes]) -> None:
-    """End it, and whatever it has started."""
+    """End it, and all that it has started."""
     members = tree(process.pid)
     if process.poll() is None:
         process.send_signal(signal.SIGINT)

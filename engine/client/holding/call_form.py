@@ -106,7 +106,7 @@ class _CallForm:
                 text = f"({text}) & ~({ANY} {one_of(list(map(literal, others)))} {ANY})"
             return lark.lexeme(text, is_lazy=True)
         ends = [each for each in map(lark.token, others) if each is not None]
-        if not _is_text(field):  # whatever else its pattern finds
+        if not _is_text(field):  # what else its pattern finds
             ends += lark.marks
         return f"{lark.other_tokens(token, *ends, *self._end_token_ids)} <[{token}]>"
 

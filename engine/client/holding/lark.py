@@ -93,7 +93,7 @@ class Lark:
         return f"{self.lexeme(SPACE)}?"
 
     def other_tokens(self, *token_ids: int) -> str:
-        """Any tokens but these, whatever their text is."""
+        """Any tokens but these, of any text."""
         return f"<[^{','.join(map(str, sorted({*token_ids})))}]>*"
 
     def grammar(self, start: str) -> str:

@@ -2,7 +2,7 @@
 
 A thought is ended by its mark, and that must be a token: it has to come at once, and be found
 wherever the model writes it by itself. What begins a thought must have a token; a word beside that,
-as the name of a channel, is found in whatever tokens the model writes it.
+as the name of a channel, is found in any tokens that spell it.
 """
 
 from __future__ import annotations

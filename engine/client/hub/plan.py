@@ -43,7 +43,7 @@ class DownloadPlan:
     def outline(self, folder: Path) -> None:
         """Fill a folder with what describes the weights: of themselves there are headers alone.
 
-        What follows a header is a hole in a file that is as long as the hub's. Raises whatever
+        What follows a header is a hole in a file that is as long as the hub's. Raises what
         huggingface_hub raises.
         """
         import huggingface_hub

@@ -95,7 +95,7 @@ class _Patterns:
         self.is_any = bool(patterns)
         any_of = "|".join(f"(?:{each})" for each in patterns.values())
         self._any = regex.compile(any_of, regex.DOTALL)
-        # It never matches, so it tells what may still do: whatever has come to the text's end.
+        # It never matches, so it tells what may still do: what has come to the text's end.
         self._unfinished = regex.compile(f"(?:{any_of})(?!)", regex.DOTALL)
 
     def look(self, text: str, at: int, *, is_end: bool) -> tuple[Found | None, int]:

@@ -77,7 +77,7 @@ class Grammar:
 
     @property
     def is_plain(self) -> bool:
-        """Whether everything is text, whatever it is."""
+        """Whether every answer is text, and nothing else."""
         return not self.format.fields and self.format.bare is None
 
     @property

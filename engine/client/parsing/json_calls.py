@@ -223,7 +223,7 @@ class JsonBody:
 
 
 class ArgumentsBody:
-    """Reads the arguments of a call that has a name: all of the text, whatever it is."""
+    """Reads the arguments of a call that has a name: all of the text, JSON or not."""
 
     def __init__(self, writer: CallWriter, name: str) -> None:
         self._writer = writer

@@ -42,7 +42,7 @@ class CoreListener(Protocol):
     def on_core_outputs(self, outputs: Sequence[SequenceOutput]) -> None: ...
 
     def on_core_silent(self, request_ids: Sequence[str]) -> None:
-        """The core was told to end these, and will not say when it has."""
+        """The core was asked to end these, and will not say when it has."""
 
     def on_core_state(self, state: CoreState, reason: str) -> None: ...
 
@@ -96,7 +96,7 @@ class CoreLink(Protocol):
         """Have the core end requests, by internal id; without a core there is nothing to end.
 
         Each has a last output, with reason "abort", when the core is known to have ended it; of
-        those for which nobody will know, the listener is told.
+        those for which nobody will know, the listener hears.
         """
 
     def call(self, name: str, *args: Any) -> Awaitable[Any]:

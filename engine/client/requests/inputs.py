@@ -306,7 +306,7 @@ def check_marks(marks: Any, params: SamplingParams | PoolingParams) -> None:
 def check_callbacks(
     on_progress: Any, on_delta: Any, params: SamplingParams | PoolingParams
 ) -> None:
-    """`ValidationError` for what cannot be called, or for outputs that nobody could be told of."""
+    """`ValidationError` for what cannot be called, or for outputs that nobody would hear of."""
     for name, callback in (("on_progress", on_progress), ("on_delta", on_delta)):
         if callback is not None and not callable(callback):
             raise refuse(name, callback, "must be a function")

@@ -1,7 +1,7 @@
 """What leaves for the core must be readable there.
 
 The core gives up a client that sends it something unreadable, and with it all requests of that
-client. So whatever a caller gave is tried here first, and refused with the caller's own error.
+client. So all that a caller gave is tried here first, and refused with the caller's own error.
 """
 
 import msgspec

@@ -1,7 +1,7 @@
 """Step outputs of the core → `RequestOutput`s for their readers.
 
 `OutputProcessor` holds every open answer, by internal id, and by the caller's id while that id is
-taken; a request for several answers (`n > 1`) has a parent here as well. Whatever ends an answer
+taken; a request for several answers (`n > 1`) has a parent here as well. Every end of an answer
 goes through `OutputProcessor.end`, which emits its one last output. Nothing here knows the socket:
 messages for the core are returned.
 """
@@ -85,7 +85,7 @@ class OutputProcessor:
     ) -> list[str]:
         """Hand outputs to their requests. Returns the internal ids that the core must still stop.
 
-        Whatever goes wrong with one request ends that one, with finish reason `error`. What they
+        An error over one request ends that one alone, with finish reason `error`. What they
         did is added to `stats`, if somebody wants to know.
         """
         to_stop = []

@@ -42,7 +42,7 @@ class Resubmission:
     def take_back(self, *, is_meant: bool = False) -> None:
         """The core is gone: all its requests wait from now on, or end if it was one too many.
 
-        `is_meant`: it was told to end, so that none of them is what killed it.
+        `is_meant`: somebody ended it on purpose, so none of them is what killed it.
         """
         for state in list(self._requests.request_states.values()):
             submission = state.submission

@@ -21,7 +21,7 @@ from engine.errors import ChatTemplateError, RetryableRequestError, ValidationEr
 
 logger = logging.getLogger(__name__)
 
-Message = Mapping[str, Any]  # role, content, and whatever else the template reads
+Message = Mapping[str, Any]  # role, content, and what else the template reads
 
 # For checkpoints without a template (base models): one line per turn, role and text.
 FALLBACK_TEMPLATE = (

@@ -66,7 +66,7 @@ def compile_template(source: str) -> jinja2.Template:
 
 
 def render(template: jinja2.Template, variables: Mapping[str, Any], max_characters: int) -> str:
-    """The text. Raises whatever the template raises, and `_TooLong`."""
+    """The text. Raises what the template raises, and `_TooLong`."""
     pieces, length = [], 0
     for piece in template.generate(variables):
         pieces.append(piece)

@@ -95,7 +95,7 @@ class TemplateProcess:
         self._process.kill()
 
     def close(self) -> None:
-        """End it, whatever it is doing. Idempotent."""
+        """End it at once, even amid a template. Idempotent."""
         self._end()
 
     def _exchange(self, frame: bytes, deadline: float) -> bytes:

@@ -3,7 +3,7 @@
 A tokenizer that meets the text `<|im_end|>` makes the control token of it, so a user could end
 their own message and go on as the system. Against that, two halves:
 
-* `ContentGuard` replaces such texts, in whatever the template is given, by placeholders while it is
+* `ContentGuard` replaces such texts, in all that the template is given, by placeholders while it is
   rendered, so that the template's own markers can be distinguished from them afterwards;
 * `Twin` is a copy of the tokenizer that knows the control tokens under secret aliases only. The
   markers of the rendered text are put into aliases, the placeholders back into what was typed, and

@@ -171,7 +171,7 @@ class Tokenizer:
         return None if byte is None else bytes([byte])
 
     def id_of_bytes(self, content: bytes) -> int | None:
-        """The token that stands for these bytes, whatever is before it; None if there is none."""
+        """The token that stands for these bytes in any place; None if there is none."""
         if self.token_bytes is None:
             return self._byte_ids.get(content)
         token_id: int | None = self._backend.token_to_id(token_of_bytes(content))

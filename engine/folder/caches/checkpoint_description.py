@@ -95,7 +95,7 @@ def _format(files: Mapping[str, Path], config: Mapping[str, Any]) -> str:
 
 
 def _stored_type(file: Path) -> str:
-    """That of most tensors of a safetensors file; empty if it cannot be told."""
+    """That of most tensors of a safetensors file; empty if it is unknown."""
     try:
         exists(file)
         with open_file(file) as stream:

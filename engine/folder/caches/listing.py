@@ -1,7 +1,7 @@
 """`list_models`: all models that lie in the caches of this machine, each with what it is.
 
-Nothing but heads and configurations is read, so fifty models take a second or two. Whatever a cache
-holds is shown or left out with a line; nothing of it is raised.
+Nothing but heads and configurations is read, so fifty models take a second or two. Each model
+of a cache is shown, or left out with a line; none raises.
 """
 
 from collections.abc import Iterable

@@ -28,7 +28,7 @@ async def delete_item(store: SessionStore, uid: str, session_id: str, item_id: s
 async def _delete_outcome(
     store: SessionStore, uid: str, session_id: str, message_id: str, item: Item
 ) -> None:
-    """What a server's call gave back is told again in the message after it."""
+    """The message after a server's call repeats what the call gave back."""
     message = await store.messages.get(uid, session_id, message_id)
     call_id = (message.tool_calls or [])[int(item["id"].rpartition("_")[2])]["call_id"]
     branch = await store.messages.branch(uid, session_id)

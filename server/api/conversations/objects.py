@@ -9,10 +9,10 @@ from server.api.items.metadata import Metadata
 from server.api.items.output_items import Item
 from sessions.model.records import Session
 
-MAX_ADDED: Final = 100  # items of one call: they are stored, and told to viewers, at once
+MAX_ADDED: Final = 100  # items of one call: viewers get them all at once, as they are stored
 MAX_LIMIT: Final = 100
 # What a client may want to see of items that there are none of here, and of thoughts, which are
-# told whole.
+# shown whole.
 INCLUDABLE: Final = (
     "web_search_call.action.sources",
     "web_search_call.results",

@@ -76,7 +76,7 @@ async def _read(
 ) -> AsyncGenerator[tuple[Message, Message | None]]:
     """The messages at these places, `step` at a time, and of each the one before it.
 
-    A tool's message needs that: what it gave back may be told with the call already.
+    A tool's message needs that: its call may hold already what it gave back.
     """
     for begin in range(0, len(places), step):
         part = places[begin : begin + step]

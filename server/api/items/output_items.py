@@ -95,7 +95,7 @@ def server_call_item(
 ) -> Item:
     """A call that the server carries out; `output` is the stored item that says what became of it.
 
-    What the model was told in the place of a result is the content of `error`.
+    The content of `error` is what the model read in the place of a result.
     """
     status = output["status"]
     is_over = status not in ("awaiting_consent", "in_progress")

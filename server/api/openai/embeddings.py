@@ -21,7 +21,7 @@ MAX_TEXTS = 256
 
 
 class EmbeddingRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """As OpenAI's clients send it; they ask for `base64` unless told otherwise."""
+    """As OpenAI's clients send it; they ask for `base64` by default."""
 
     model: str
     input: str | Annotated[list[str | int | list[int]], Meta(min_length=1)]

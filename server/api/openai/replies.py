@@ -21,8 +21,8 @@ from server.runs.producer import FLUSH_SECONDS
 
 class ReplyStream(Response):
     """Sends events as they come, the first of which is here, and those of 25 ms at a time, as the
-    websocket does. `leave` is called once, at the end, whoever has ended it. `encode_error` makes
-    the last event of one that cannot go on, and is told how many events were sent.
+    websocket does. `leave` is called once, at the end, no matter who ended it. `encode_error`
+    makes the last event of one that cannot go on, from the number of events that were sent.
     """
 
     media_type = "text/event-stream"

@@ -67,7 +67,7 @@ class StreamBody:
 class TokenStream(Response):
     """Sends events as they come; others may go straight into its body meanwhile.
 
-    `leave` is called once, at the end, whoever has ended it.
+    `leave` is called once, at the end, no matter who ended it.
     """
 
     media_type = "text/event-stream"
@@ -126,7 +126,7 @@ async def until_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
     working, leaving = start(work), start(_disconnected(receive))
     try:
         await asyncio.wait([working, leaving], return_when=asyncio.FIRST_COMPLETED)
-        if leaving.done():  # whatever came at the same time: it may not be told again
+        if leaving.done():  # even if an event came at the same time: nobody would read it
             raise ClientGone
         return working.result()
     finally:

@@ -229,7 +229,7 @@ class ResponsesRequest(Asking, frozen=True, kw_only=True, forbid_unknown_fields=
 
     @property
     def _afresh(self) -> dict[str, Any]:
-        """What holds whatever a session says that is named: it goes on without viewers, has no
+        """What holds even if a named session says otherwise: it goes on without viewers, has no
         tools and no form but those that are asked for."""
         if self.conversation is None:
             return {}

@@ -32,7 +32,7 @@ HEARTBEAT = b": hb\n\n"
 
 
 class Head(msgspec.Struct, frozen=True):
-    """What a frame says of its place in a stream; whatever else it holds is left in its JSON."""
+    """What a frame says of its place in a stream; all else that it holds is left in its JSON."""
 
     type: str
     sequence_number: int | None = None

@@ -210,7 +210,7 @@ class ResponseOperations:
     async def _attach(
         self, subscription: Subscription, response_id: str, after: int, fence: int | None = None
     ) -> None:
-        """Send what the caller has not seen, and then whatever comes."""
+        """Send what the caller has not seen, and then what comes."""
         assert subscription.only is not None
         subscription.only.add(response_id)
         await self._hub.catch_up.attach(subscription, response_id, after, fence)

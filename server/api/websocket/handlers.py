@@ -367,7 +367,7 @@ class Handlers:
     async def _replay(
         self, subscription: Subscription, frame: CreateResponse, response_id: str, asked: int
     ) -> None:
-        """The same key again: the original `response.created`, then whatever is missing."""
+        """The same key again: the original `response.created`, then what is missing."""
         events = await self._store.runs.events(response_id)
         run = self._runs.local(response_id)
         log = run.events if run is not None else [event for _, event in events]

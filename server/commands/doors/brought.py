@@ -20,7 +20,7 @@ class Brought:
 
     door: str  # its name
     messages: Sequence[Message]  # each below the one before; the last one is the question
-    leaf: str | Unset | None  # what they follow; UNSET: whatever is the session's head then
+    leaf: str | Unset | None  # what they follow; UNSET: the session's head of that moment
     asked: Mapping[str, Any]
     settings: Mapping[str, Any]  # that no frame says: they go on with the others
     body_hash: str  # names what was asked for, so that a key used for something else is noticed

@@ -23,7 +23,7 @@ from sessions.model.errors import SessionNotFound, StoreUnavailable
 from sessions.model.events import Event
 from sessions.model.ids import session_of
 
-POLL_SECONDS = 1.0  # whatever was not heard is seen then
+POLL_SECONDS = 1.0  # what was not heard is seen then
 AWAY_SECONDS = 0.2  # while the store is away
 
 

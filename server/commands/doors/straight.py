@@ -1,7 +1,7 @@
 """`Straight`: a way to a reader that takes what is new in the very call that brings it.
 
-No task wakes for it. It may be closed at any moment, because a socket is full or somebody has to be
-told something else; then what is new waits for the reader's task.
+No task wakes for it. It may be closed at any moment, because a socket is full or something else
+has to be sent; then what is new waits for the reader's task.
 """
 
 from collections.abc import Callable, Sequence

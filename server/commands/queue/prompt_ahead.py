@@ -2,7 +2,7 @@
 
 A stop that closes the gate says at once what of the answer is kept. So history and words are read
 and rendered while the engine lets the answer go and its end is stored. It is nothing but that
-prompt: whoever begins the next answer takes it if it is of the same words, settings and messages.
+prompt: the next answer takes it if it has the same words, settings and messages.
 """
 
 from dataclasses import replace
@@ -57,7 +57,7 @@ class PromptAhead:
             prompt = await self._prompt
             # What was deleted of a message meanwhile must not be in it.
             *before, answer = await self._builder.path(run.uid, run.session_id, run.message.id)
-        except (ApiError, SessionError):  # what is wrong is found once more, and told
+        except (ApiError, SessionError):  # the answer itself finds it, and says so
             return None
         return prompt if (before, answer.text) == (self._before, self._kept) else None
 

@@ -54,7 +54,7 @@ class StatelessAnswer:
         return sum(choice.num_tokens for choice in self._choices)
 
     def end(self, problem: str) -> None:
-        """Whoever reads hears that nothing more comes, and why."""
+        """Let those who read hear that nothing more comes, and why."""
         for number in range(len(self._choices)):
             self._hear(Ended(number, "error", problem=problem))
 
@@ -115,7 +115,7 @@ class StatelessAnswer:
         self._hear(heard)
 
     async def _leave(self, task: asyncio.Task[None], number: int) -> None:
-        """Its blocks are free within a step, whoever has gone."""
+        """Its blocks are free within a step, also if nobody waits any more."""
         if not task.done():
             task.cancel()
             await self._choices[number].abort()

@@ -40,7 +40,7 @@ class Work:
     cache_salt: str
     lora_request: LoRARequest | None
     tools: Tools | None  # that the model was offered
-    is_parsed: bool  # whether thoughts and calls are told from text
+    is_parsed: bool  # whether thoughts and calls are separated from text
     max_seconds: float  # of an answer; 0: no limit
     must_call: bool = False  # the answers are held to calls
     echoes: Sequence[str] = ()  # what the answers begin with: the text of each prompt

@@ -42,7 +42,7 @@ class _Call:
     reply: Reply
     place: Place
     credential: str
-    name: str = ""  # that its repeats have; "": they cannot be told
+    name: str = ""  # that its repeats have; "": they cannot be recognized
     content: str = ""  # of one with an idempotency key
     task: asyncio.Task[None] | None = None
     timer: asyncio.TimerHandle | None = None

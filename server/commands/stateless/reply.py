@@ -1,4 +1,4 @@
-"""`Reply`: the answer to one call in the bytes that are sent, whoever reads it, and when."""
+"""`Reply`: the answer to one call in the bytes that are sent, for all who read it, at any time."""
 
 import asyncio
 from collections.abc import Callable
@@ -107,7 +107,7 @@ class Reading:
         self._reply.is_given = True
 
     def refuse(self, error: ApiError) -> None:
-        """The rights of who reads here have ended: it is told that, and no part more."""
+        """Who reads here may not read on: send this refusal, and no part more."""
         self._refusal = self._refusal or error
 
     async def leave(self) -> None:

@@ -17,7 +17,7 @@ class Try:
 
     @property
     def may_be_repeated(self) -> bool:
-        """Whether a repeat could be told from another call."""
+        """Whether a repeat can be distinguished from another call."""
         return self.key is not None or self.number is not None
 
 

@@ -1,6 +1,6 @@
-"""A user's word on a call that waits for it: checked, stored, and told to the owner of the answer.
+"""A user's word on a call that waits for it: checked, stored, and sent to the owner of the answer.
 
-What counts is what the store has: the first word, of whoever says one, or that time was over.
+What counts is what the store has: the first word, no matter whose, or the end of the time for it.
 """
 
 import asyncio

@@ -1,7 +1,7 @@
 """`ToolOffers`: `mcp` entries of settings → the functions that an answer offers to its model.
 
-What is offered is fixed, and stored, when an answer begins: whoever takes it over builds the same
-prompt, whatever the servers say by then.
+What is offered is fixed, and stored, when an answer begins: a worker that takes it over
+builds the same prompt, even if the servers offer something else by then.
 """
 
 from collections.abc import Mapping, Sequence

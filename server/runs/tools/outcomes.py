@@ -1,4 +1,4 @@
-"""What becomes of a call, in the protocol's words: status, code, and what the model is told."""
+"""What becomes of a call, in the protocol's words: status, code, and what the model reads."""
 
 from dataclasses import dataclass
 
@@ -35,7 +35,7 @@ OUTCOME_LINES = {
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The end of a call. `output` is what the model is told; `code` is empty of a plain result."""
+    """The end of a call. `output` is what the model reads; a plain result has no `code`."""
 
     status: str
     output: str

@@ -2,8 +2,8 @@
 
 The answer stays its owner's meanwhile: lease, takeover, stop and viewers are as while it is
 written. Around each call its log has two entries. The first, with key and place of the call, is
-stored before the call is sent; so whoever takes the answer over asks the tool process what became
-of it, and never sends it again without knowing that it has not run.
+stored before the call is sent; so a worker that takes the answer over asks the tool process what
+became of it, and never sends it again without knowing that it has not run.
 """
 
 import asyncio

@@ -62,7 +62,7 @@ class Catalogue:
 
 
 def make_catalogue(config: ServerConfig, found: Iterable[Any], is_whole: bool = True) -> Catalogue:
-    """Of `mcp_types.Tool`s. Whatever they hold, this ends soon and raises nothing."""
+    """Of `mcp_types.Tool`s. Even if they are hostile, this ends soon and raises nothing."""
     tools: dict[str, OfferedTool] = {}
     left_out: list[str] = []
     num_bytes = 0

@@ -1,7 +1,7 @@
 """`ManagedServer`: one MCP server from its first use on: started, asked, ended, started again.
 
-A task of its own holds the session; calls are other tasks, which use it. Whatever a server does,
-what leaves here is a result or a `ToolError` with a line of ours.
+A task of its own holds the session; calls are other tasks, which use it. However a server
+behaves, what leaves here is a result or a `ToolError` with a line of ours.
 """
 
 import asyncio
@@ -245,7 +245,7 @@ class ManagedServer:
         return ToolError("tool_server_unavailable", f"{self.config.name}: {why}")
 
     async def close(self) -> None:
-        """End it, whatever it is doing."""
+        """End it at once, even amid a call."""
         await self._background.close()
         if self._task is not None:
             self._task.cancel()

@@ -160,7 +160,7 @@ class StdioServer:
             finally:
                 watch.cancel()
         self._on_end(why)
-        to_session.close()  # whoever waits for an answer hears that none comes
+        to_session.close()  # those who wait for an answer hear that none comes
 
     async def _watch(self, process: subprocess.Popen[bytes], reader: asyncio.StreamReader) -> None:
         """Its children may hold the pipe: its own end is what counts."""

@@ -125,7 +125,7 @@ class Framing(ServerProtocol):
 
     def fail(self, code: int, reason: str = "") -> None:
         if self._frames is None:
-            self._begin_parsing()  # it is told to drop what still comes
+            self._begin_parsing()  # so that it drops what still comes
         super().fail(code, reason)
 
     def refuse(self, code: CloseCode, reason: str) -> None:

@@ -1,6 +1,6 @@
 """`Appends`: what is new of many runs, stored and published by one script call.
 
-Each append is told on its own what became of it: one that is refused keeps no other one waiting.
+Each append gets its own outcome: one that is refused keeps no other one waiting.
 """
 
 from __future__ import annotations
@@ -101,8 +101,8 @@ class Appends:
         """Store and publish what is new of many runs, and renew their leases: `append` for each.
 
         All of them go in one script, or in a few where they are many or large, and in a cluster
-        in one for each slot. Each is told on its own what became of it: a reply, a refusal that
-        `append` would raise, or `StoreUnavailable`, after which it may be stored and is repeated as
+        in one for each slot. Each gets its own outcome: a reply, a refusal that `append`
+        would raise, or `StoreUnavailable`, after which it may be stored and is repeated as
         it was. What nobody but `listener` would hear is not published.
         """
         if self._client.is_cluster or not self._may_count:
@@ -165,7 +165,7 @@ class Appends:
                     _tell(append, _refusal(append, reply))
 
     async def write(self, append: Append, lease_seconds: float | None = None) -> AppendReply:
-        """Send one append and wait for its reply, which is told to nobody else.
+        """Send one append and wait for its reply, which nobody else gets.
 
         Raises what `append` does.
         """
@@ -253,7 +253,7 @@ def _tell_all(part: Iterable[Append], error: Exception) -> None:
 
 
 def _tell(append: Append, outcome: AppendReply | Exception) -> None:
-    """Whatever its writer makes of it, the others hear of theirs."""
+    """The others get theirs even if its writer fails over it."""
     try:
         append.answered(outcome)
     except Exception:

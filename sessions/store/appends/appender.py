@@ -30,7 +30,7 @@ class Writer(Protocol):
 
     @property
     def is_urgent(self) -> bool:
-        """Whether somebody waits who is told nothing of it before it is stored."""
+        """Whether somebody waits who hears of it only when it is stored."""
 
     def take(self, now: float) -> Append | None:
         """What is new of it, or a renewal: from now on it is busy. None if it writes no more."""
@@ -55,7 +55,7 @@ class Appender:
         self._listener = listener
         self._renewals = OrderedDict[Writer, float]()  # when each is due, the soonest first
         self._changed: list[Writer] = []  # those that are noted, in the order of their events
-        self._comes_soon = False  # a tick, whoever is noted meanwhile
+        self._comes_soon = False  # a tick, which takes all that are noted meanwhile
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
         self._last_tick = float("-inf")

@@ -57,7 +57,7 @@ class Budgets:
         return budget
 
     async def today(self, uid: str) -> Budget | None:
-        """As `check`, whatever is left."""
+        """As `check`, but it refuses nothing."""
         check_uid(uid)
         allowance = await self._allowances.of(uid)
         own = self._limit(allowance)
@@ -121,8 +121,8 @@ class Budgets:
     async def hold(self, group: str, response_id: str, *, wanted: int, least: int) -> int:
         """Hold so many tokens of the group's day for an answer, or what is left of them.
 
-        Raises `QuotaExceeded` when not even `least` are left. Whoever takes the answer over finds
-        what is held for it. `settle` gives back what was not used.
+        Raises `QuotaExceeded` when not even `least` are left. The worker that takes the
+        answer over finds what is held for it. `settle` gives back what was not used.
         """
         quotas = await self._allowances.of_group(group)
         if quotas is None:  # it was removed, and with it all that it counts

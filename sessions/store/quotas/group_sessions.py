@@ -2,7 +2,7 @@
 
 The index of a group is in another slot than its members' sessions. It is written before a session
 is made and cleaned after one has gone; entries of sessions that have expired are dropped by the
-walk over all indexes, and by whoever finds a group full.
+walk over all indexes, and by a caller that finds a group full.
 """
 
 from __future__ import annotations

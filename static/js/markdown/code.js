@@ -44,7 +44,7 @@ export function codeFigure(language, text) {
   scroller.append(plain);
   const figure = document.createElement("figure");
   figure.className = "code";
-  figure.dir = "ltr"; // whatever the text around it is
+  figure.dir = "ltr"; // in every text around it
   figure.append(caption, scroller);
   return figure;
 }

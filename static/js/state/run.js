@@ -3,7 +3,7 @@
  *
  * `last` is the number of the last event applied; `fence` is stored and sent back, never compared.
  * An event numbered `last + 1` is applied, an old one dropped; anything else is a gap, for which the
- * rest is asked once. A snapshot replaces, and the end is applied whatever is missing before it. An
+ * rest is asked once. A snapshot replaces, and the end is applied even over a gap. An
  * end that was not stored yet is not the last word: another one follows, or a snapshot goes on.
  */
 

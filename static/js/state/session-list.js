@@ -1,4 +1,4 @@
-/** The sidebar's sessions, whatever brings them: a page over HTTP, an event, a change made here. */
+/** The sidebar's sessions, which come as a page over HTTP, by an event, or by a change made here. */
 
 /**
  * @typedef {object} Entry replaced when it changes, never edited, so that its row notices

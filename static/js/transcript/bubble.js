@@ -100,7 +100,7 @@ export class Question {
   }
 }
 
-/** What a program has told the model before or between the questions: there is nothing to do with it. */
+/** A program's instructions to the model before or between the questions: they have no actions. */
 export class Instructions {
   /** @param {Deeds} deeds */
   constructor({ key }, deeds) {

@@ -5,7 +5,7 @@ import { briefJson } from "../widgets/json.js";
 import { visibleName } from "../widgets/visible.js";
 
 const WORDS = { allow: "Allow once", allow_session: "Allow in this chat", deny: "Deny" };
-const COARSE_MS = 60_000; // until then minutes are told, and nothing moves
+const COARSE_MS = 60_000; // until then whole minutes are shown, and nothing moves
 
 export class Consent {
   element = make("div", "consent");

@@ -12,7 +12,7 @@ from server.protocol.errors import ApiError
 
 
 class Event(Struct, frozen=True, kw_only=True, tag_field="type", tag=""):
-    """Whatever it is, its lane has a name, or none."""
+    """Of any type; its lane has a name, or none."""
 
     stream_id: str | UnsetType = UNSET
 

@@ -1,6 +1,6 @@
 """`Writer`: frames leave in order, no faster than their reader takes them.
 
-Whoever streams an answer waits here while the socket is full, and reads on in the log afterwards:
+The stream of an answer waits here while the socket is full, and reads on in the log afterwards:
 so a slow reader costs nothing but its own time. One that takes nothing at all is given up.
 """
 
