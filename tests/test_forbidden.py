@@ -1,4 +1,4 @@
-"""What no module of the product may call: whatever turns bytes from outside into code."""
+"""What no module of the product may call, since it turns bytes from outside into code."""
 
 import ast
 from collections.abc import Iterator

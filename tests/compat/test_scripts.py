@@ -1,6 +1,6 @@
 """The calls of vLLM's and TensorRT-LLM's tutorials, as scripts in front of the real core.
 
-A script needs no main guard and no shutdown: whatever it does, its process exits by itself and its
+A script needs no main guard and no shutdown: in every case, its process exits by itself and its
 core is gone by then. `launch.py` sees to the last.
 """
 
@@ -111,7 +111,7 @@ def test_abort_inside_the_loop_of_a_script_that_then_fails(model: Path) -> None:
 # ---- timeouts
 
 
-async def test_wait_for_around_a_stream_is_a_type_error_whatever_the_engine() -> None:
+async def test_wait_for_around_a_stream_is_a_type_error_of_any_engine() -> None:
     async def outputs() -> AsyncIterator[str]:
         yield "text"
 

@@ -3,7 +3,7 @@
     python -m tests.compat.vllm_args > engine/client/vllm_args.py
 
 Names and defaults are read off vLLM's source, which is parsed and not run. A default that is an
-object of vLLM's own is None here, with its name in a comment: whoever builds none asks for nothing.
+object of vLLM's own is None here, with its name in a comment: who builds none asks for nothing.
 """
 
 import ast

@@ -66,7 +66,7 @@ def test_a_wrong_word_in_the_file_is_found() -> None:
     assert "restrat" in ask(COMPOSE, CHECK, wrong)
 
 
-def test_whoever_sets_no_secret_is_told_which_to_set() -> None:
+def test_without_a_secret_the_refusal_names_which_to_set() -> None:
     needed = re.findall(r"\$\{(\w+):\?[^}]+\}", FILE.read_text())
     assert set(needed) == set(GIVEN)
 

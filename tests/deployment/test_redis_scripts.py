@@ -52,7 +52,7 @@ async def test_a_primary_replicas_and_sentinels_find_each_other_and_suit_the_sto
 
 
 @pytest.mark.slow
-async def test_what_another_primary_was_told_survives_a_power_cut_before_the_first_is_back(
+async def test_what_another_primary_took_survives_a_power_cut_before_the_first_is_back(
     tmp_path: Path,
 ) -> None:
     with nodes(tmp_path, free_port()) as made:

@@ -26,7 +26,7 @@ DOCKERFILE = DEPLOYMENT / "image" / "Dockerfile"
 
 
 def unit(name: str) -> dict[str, list[str]]:
-    """The values of each word of a unit, whatever its section."""
+    """The values of each word of a unit, in all sections."""
     found: dict[str, list[str]] = {}
     for line in (FOLDER / f"{name}.service").read_text().splitlines():
         if not line.startswith(("#", "[")) and "=" in line:

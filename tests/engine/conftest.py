@@ -1,4 +1,4 @@
-"""What tests of the engine share; and after each, whatever it built must be able to end cleanly."""
+"""What tests of the engine share; and after each, all that it built must be able to end cleanly."""
 
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path

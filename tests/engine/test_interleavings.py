@@ -1,8 +1,7 @@
-"""R4, R6, R37: whatever comes at whichever point of a step, each request ends once and leaves
-nothing.
+"""R4, R6, R37: whichever event comes at whichever point of a step, each request ends once, cleanly.
 
 A state machine of hypothesis plays the clients of one core: it plans what comes at each hook point
-of the next step, steps, looks at the books, and at the end lets everything drain. Whatever was not
+of the next step, steps, looks at the books, and at the end lets everything drain. What was not
 ended before its time must be what it is alone. A failing sequence of rules is shrunk and printed as
 a program; `INTERLEAVINGS_SEED` repeats a run.
 """

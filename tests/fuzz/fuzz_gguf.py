@@ -1,6 +1,6 @@
 """GGUF files that are cut, or lie about counts, lengths, types, offsets, names and numbers.
 
-Whatever is in a file, it becomes a folder and a model that computes numbers, or one line that says
+Every file becomes a folder and a model that computes numbers, or one line that says
 why not, in a moment, without more memory than the file has and 1 GB. Nothing of it leaves the place
 where its folder is made.
 """

@@ -1,6 +1,6 @@
 """Random and damaged HTTP, in random segments, against `HttpProtocol`.
 
-Whatever is sent: no answer of 5xx, nothing but HTTP comes back, the connection ends, nobody else
+For every input: no answer of 5xx, nothing but HTTP comes back, the connection ends, nobody else
 notices, and no callback of the event loop takes long.
 """
 

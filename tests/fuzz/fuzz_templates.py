@@ -1,6 +1,6 @@
 """Chat templates of any kind over conversations of any kind, through the real rendering process.
 
-Whatever a checkpoint's author wrote: a rendering ends, as a prompt or as a `ValidationError`; it
+For every template of a checkpoint: a rendering ends, as a prompt or as a `ValidationError`; it
 takes no time of ours, neither on the event loop nor in the thread that waits for it; its process
 stays small; it reads nothing of ours; and somebody else's conversation becomes the same ids.
 """

@@ -1,6 +1,6 @@
 """Random and damaged websocket frames, in random segments, against `WebSocketProtocol`.
 
-Whatever is sent: the connection ends with a close frame, nobody else notices, and no callback of
+For every input: the connection ends with a close frame, nobody else notices, and no callback of
 the event loop takes long.
 """
 

@@ -17,7 +17,7 @@ USUAL_SECONDS = 0.005  # that a nap may last longer on a machine that is ours al
 class _Watch(threading.Thread):
     def __init__(self, processor: int) -> None:
         super().__init__(name=f"running-time-{processor}", daemon=True)
-        self.stood_still = 0.0  # seconds, all told
+        self.stood_still = 0.0  # seconds, in all
         self._processor = processor
 
     def run(self) -> None:

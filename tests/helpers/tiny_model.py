@@ -201,7 +201,7 @@ def build_oracle_model(
     chat_template: str = ORACLE_CHAT_TEMPLATE,
     eos_token_ids: list[int] | None = None,
 ) -> Path:
-    """Write the model that counts: the greedy successor of token t is t + 1, whatever came before.
+    """Write the model that counts: the greedy successor of token t is t + 1, after any text.
 
     Token n is the word `oracle_word(n)`, trailing space included; token 0 is the unknown word.
     A prompt is the last user message alone and no token ends an answer. It works because attention

@@ -111,7 +111,7 @@ def module_of(frame: FrameType) -> str:
 
 
 class Walkers(ScriptedEngine):
-    """Ends the walk of a stop where it reaches the engine. A second token comes when told to."""
+    """Ends the walk of a stop where it reaches the engine; holds what the test wants held."""
 
     def __init__(self) -> None:
         super().__init__(Dice(0))
@@ -135,7 +135,7 @@ async def walks(redis_server: EmbeddedRedis) -> dict[str, Walk]:
     engine, walks = Walkers(), {"message": Walk(), "stop": Walk()}
     url, prefix = redis_server.url, fresh_prefix()
     async with running_workers(url, prefix, engine, Dice(0), 1, QUIET) as (worker,):
-        followed.set(True)  # of what this client causes, in whatever task
+        followed.set(True)  # of what this client causes, in every task
         async with LocalClient(worker, History(lambda: None)) as client:
             session = await client.new_session()
             settings = {"max_output_tokens": 2}

@@ -1,6 +1,6 @@
 """Older versions whose data and workers this one must live with, and their files.
 
-`0.1.0` is the first version that others were told of. `one-model` is the last one that served a
+`0.1.0` is the first version that was announced. `one-model` is the last one that served a
 single model: 3f398c3, the parent of 78e3532, which began `--quantize int4` and with it the work on
 GGUF files, published checkpoints and several models. Until then nothing of that work was there, and
 all that came before was: presets, queues, adapters, settings kept with messages.

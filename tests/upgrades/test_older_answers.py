@@ -39,7 +39,7 @@ def test_an_answer_that_was_written_goes_on_and_what_waited_is_asked(used: Opene
 
 
 @one_model
-async def test_a_queue_that_was_paused_goes_on_when_it_is_told_to(used: Opened) -> None:
+async def test_a_queue_that_was_paused_goes_on_when_asked_to(used: Opened) -> None:
     session = used.expected["waiting"]
     before = await asyncio.to_thread(texts, used.server, session)
     async with watching(used, "waiting") as (client, session):

@@ -2,7 +2,7 @@
 
 It is on `sys.path` for those tests alone and is never installed. Modules of any name can be
 imported. What `_OURS` lists in them is ours; everything else that is asked for is a `StandIn`, with
-which a file can be read whose other tests use it. Models have whatever names the tests give them:
+which a file can be read whose other tests use it. Models have the names that the tests give them:
 all are the folder that the environment variable PARLEY_COMPAT_MODEL names.
 """
 

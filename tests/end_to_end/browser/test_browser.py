@@ -159,7 +159,7 @@ async def test_the_stop_button_stands_where_send_was(
     await expect(answers(page).last).to_contain_text("Stopped")
 
 
-async def test_a_stranger_is_told_how_to_log_in(browser: Browser, server: Server) -> None:
+async def test_a_stranger_reads_how_to_log_in(browser: Browser, server: Server) -> None:
     context = await browser.new_context()
     page = await context.new_page()
     await page.goto(server.url)

@@ -52,7 +52,7 @@ def traced(
 
 @pytest.fixture
 def collector(_collector: Collector) -> Iterator[Collector]:
-    """Whatever it was sent in a test, none of it was written by anybody."""
+    """None of what it was sent in a test was written by anybody."""
     yield _collector
     sent = b"".join(_collector.bodies)
     assert b"chat.oracle" not in sent and not any(word.encode() in sent for word in NEVER_THERE)
@@ -270,7 +270,7 @@ async def test_a_killed_core_is_no_gap_in_the_trace(traced: Server, collector: C
 
 
 @pytest.mark.slow
-async def test_a_collector_that_is_away_delays_no_answer_and_is_told_of_once(
+async def test_a_collector_that_is_away_delays_no_answer_and_is_logged_once(
     new_server: Callable[..., Server],
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as nobody:

@@ -1,4 +1,4 @@
-"""Somebody else's answer on the same worker: whatever is done meanwhile, it stays whole."""
+"""Somebody else's answer on the same worker: it stays whole, no matter what happens meanwhile."""
 
 import contextlib
 import functools

@@ -475,7 +475,7 @@ class Tab:
 
 
 def is_shown(response: str, frames: list[Frame]) -> bool:
-    """Whether a connection was sent something of an answer, or was told that it will be."""
+    """Whether a connection was sent something of an answer, or heard that it will be."""
     return any(
         response in frame.get("active_responses", ())
         or (frame["type"] in SHOWS and response == frame.get("response_id", of_response(frame)))

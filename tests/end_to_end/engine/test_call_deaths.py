@@ -113,7 +113,7 @@ class Check:
 
     def __init__(self, server: Server) -> None:
         self._server = server
-        self._calm: list[Any] | None = None  # what is told and stored
+        self._calm: list[Any] | None = None  # what is sent and stored
         self.num_disturbed = 0
 
     async def kill(self, victim: str, kind: str, number: int) -> None:

@@ -215,7 +215,7 @@ async def test_no_stop_is_lost_in_any_mode(server: Server, asker: Asker) -> None
     dice = random.Random(SEED)
     room = asyncio.Semaphore(AT_ONCE)
     ends = Counter[str]()
-    await asyncio.to_thread(wait_for, server.is_ready, PATIENCE)  # whatever was killed before
+    await asyncio.to_thread(wait_for, server.is_ready, PATIENCE)  # after any kill
 
     async def one(number: int) -> None:
         mode = MODES[number % len(MODES)]

@@ -1,4 +1,4 @@
-"""Workers leave when they are told to: their answers end in time, or go on elsewhere."""
+"""Workers leave when they are asked to: their answers end in time, or go on elsewhere."""
 
 import asyncio
 import os

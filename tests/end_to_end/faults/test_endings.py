@@ -1,4 +1,4 @@
-"""Whatever a process of the server is doing when it is to end, it ends, and leaves nothing."""
+"""A process of the server that is to end does end at any moment, and leaves nothing."""
 
 import asyncio
 import signal
@@ -56,7 +56,7 @@ async def test_a_worker_that_hangs_outlives_no_supervisor(
 
 
 @pytest.mark.parametrize("num_signals", [1, pytest.param(2, marks=pytest.mark.slow)])
-async def test_a_worker_that_hangs_ends_when_told_to_and_another_one_serves(
+async def test_a_worker_that_hangs_ends_when_asked_to_and_another_one_serves(
     new_server: NewServer, tmp_path: Path, num_signals: int
 ) -> None:
     drain = "1" if num_signals == 1 else "600"
@@ -103,7 +103,7 @@ def starting(oracle_model: Path, tmp_path: Path) -> Iterator[Callable[..., Serve
 
 
 @pytest.mark.parametrize("place", planted_hangs.START_PLACES)
-async def test_a_start_that_hangs_ends_when_told_to(
+async def test_a_start_that_hangs_ends_when_asked_to(
     starting: Callable[..., Server], place: str
 ) -> None:
     server = starting(place, START_GRACE_SECONDS=1.0 if place == "supervisor" else 60.0)

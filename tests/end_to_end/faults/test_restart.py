@@ -126,7 +126,7 @@ async def test_where_a_token_is_chosen_that_of_the_file_is_none(server: Server) 
         pytest.param(supervisor_gets_two_signals, marks=pytest.mark.slow),
     ],
 )
-async def test_next_start_goes_on_whatever_was_killed(
+async def test_next_start_goes_on_after_any_kill(
     server: Server, die: Callable[[Server], Awaitable[None]]
 ) -> None:
     async with Client(server) as client:

@@ -28,7 +28,7 @@ _INDISCREET = re.compile(
 
 
 class Target(Protocol):
-    """Whom to talk to: a `Server`, or whatever else has an address and a token."""
+    """Whom to talk to: a `Server`, or anything else that has an address and a token."""
 
     url: str
     token: str

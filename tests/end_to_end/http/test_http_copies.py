@@ -278,7 +278,7 @@ async def test_files_that_do_not_come_keep_no_import_of_others_waiting(
 
 
 @pytest.mark.row("B48")
-async def test_so_many_files_are_read_at_once_and_then_one_is_told_to_come_back(
+async def test_so_many_files_are_read_at_once_and_the_next_has_to_come_back(
     server: Server, http: Http
 ) -> None:
     async with Http(server, admin_token(server)) as admin, AsyncExitStack() as stack:

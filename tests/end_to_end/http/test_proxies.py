@@ -219,7 +219,7 @@ async def test_behind_a_proxy_a_file_that_is_too_large_is_refused_in_our_own_wor
 async def test_behind_a_proxy_clients_are_counted_by_their_own_addresses(
     server: Server, site: Site
 ) -> None:
-    """Whatever they say about where they come from."""
+    """No matter what they say about where they come from."""
     async with AsyncExitStack() as stack:
 
         async def come_from(source: str, claimed: str) -> str:
@@ -277,7 +277,7 @@ def test_no_printed_timeout_cuts_what_is_alive(kind: str) -> None:
 
 def test_the_printed_proxies_give_a_kept_connection_up_before_the_server_does() -> None:
     """Otherwise a request may meet the end of its connection."""
-    assert "keepalive" not in printed("nginx")  # it keeps none unless told to
+    assert "keepalive" not in printed("nginx")  # it keeps none by default
     (caddy,) = seconds_of("keepalive", "caddy")
     (haproxy,) = seconds_of("timeout http-request", "haproxy")  # also between two of a client
     assert max(caddy, haproxy) < KEEP_ALIVE_SECONDS

@@ -30,7 +30,7 @@ def words_of(*calls: tuple[str, dict[str, Any]]) -> list[str]:
 
 
 def build_calling_model(folder: Path, calls: Sequence[str] = CALL) -> Path:
-    """Write the model: whatever it is asked, it makes these calls, and says the same then.
+    """Write the model: to every question it makes these calls, and says the same then.
 
     By default it calls `current_time`.
     """

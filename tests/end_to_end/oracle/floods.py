@@ -1,7 +1,7 @@
 """Attackers who send tiny pieces without end, and come back when they are closed.
 
 `python -m tests.end_to_end.oracle.floods URL TOKEN NAME SECONDS` runs eight of them in a process of
-its own, so that whoever measures meanwhile is not held up by them, and prints how often one was
+its own, so that a measurement meanwhile is not held up by them, and prints how often one was
 closed.
 """
 

@@ -225,7 +225,7 @@ async def test_words_for_an_answer_that_has_ended_are_asked_next(server: Server)
         assert await answer_of(client, "k30") == oracle_answer(30, 6)
 
 
-async def test_what_has_become_of_a_key_is_told_again(server: Server) -> None:
+async def test_a_repeat_hears_again_what_has_become_of_its_key(server: Server) -> None:
     async with Client(server) as client:
         session, response = await busy(client)
         frame = {"session_id": session, "idempotency_key": "k", "input": oracle_word(10)}

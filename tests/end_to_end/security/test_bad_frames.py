@@ -1,6 +1,6 @@
 """Bad frames end as listed, on a real server, while somebody else's answer streams untouched.
 
-Whatever comes, the client hears: an error on a connection that goes on, a close frame, or an HTTP
+The client hears in every case: an error on a connection that goes on, a close frame, or an HTTP
 answer; never a connection that just breaks off. The inputs are in `bad_input.py`.
 """
 

@@ -252,7 +252,7 @@ async def test_behind_a_proxy_the_allowed_origin_opens_a_socket_and_no_other_doe
 
 
 @pytest.mark.row("B35")
-async def test_a_client_that_sends_too_much_is_told_when_to_go_on(
+async def test_a_client_that_sends_too_much_hears_when_to_go_on(
     strict: Server, bystander: Client
 ) -> None:
     async with RawSocket(strict, "127.0.2.1") as socket:

@@ -1,4 +1,4 @@
-"""`ChatClient`: what a client of chat.v1 does and keeps, whatever carries its frames."""
+"""`ChatClient`: what a client of chat.v1 does and keeps, over any transport."""
 
 import asyncio
 import json
@@ -22,7 +22,7 @@ class Closed(AssertionError):
 class ChatClient:
     """Follows the ordering rules, asserts them, and records everything in a history.
 
-    Whoever inherits brings frames by `take`, the close by `end`, and sends in `_transmit`.
+    A subclass brings frames by `take`, the close by `end`, and sends in `_transmit`.
     """
 
     record: Connection

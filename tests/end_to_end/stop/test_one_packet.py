@@ -1,6 +1,6 @@
 """Stops, the wish, in one packet with subscribe, resume and delete: in any order, at either worker.
 
-Who comes back after a cut sends `session.subscribe` with positions and whatever had no answer, all
+Who comes back after a cut sends `session.subscribe` with positions and all that had no answer, all
 at once. The server has read all of it before it has answered any of it, so what is asked for first
 may be answered last. A failure prints its seed; `PARLEY_PACKET_SEED=N` draws the same packets.
 """
@@ -54,7 +54,7 @@ class Returning(Client):
         self.socket.transport.write(packet)
 
     async def has_handled_all(self) -> None:
-        """Whatever was sent so far; what it brings may come later."""
+        """All that was sent so far; what it brings may come later."""
         reply = await self.reply("session.unsubscribe", session_id="ses_" + "A" * 22)
         assert reply["error"]["code"] == "not_subscribed"
 
@@ -201,7 +201,7 @@ def session_in(frame: Frame) -> str | None:
 
 
 def is_owed_an_end(frames: list[Frame], response: str, is_deleted: bool) -> bool:
-    """Whoever watches the answer, and who has stopped it where there is an end to be read."""
+    """All who watch the answer, and who has stopped it where there is an end to be read."""
     for frame in frames:
         if frame["type"] == "session.subscribed" and response in frame["active_responses"]:
             return True
@@ -229,7 +229,7 @@ async def come_back_often(server: Server, num_rounds: int) -> None:
 
 
 @pytest.mark.row("C19")
-async def test_whatever_comes_in_one_packet_a_stop_and_an_end_are_the_last_of_the_text(
+async def test_a_stop_and_an_end_are_the_last_of_the_text_in_any_packet(
     two_workers: Server,
 ) -> None:
     await come_back_often(two_workers, 1)

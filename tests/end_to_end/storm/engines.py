@@ -132,7 +132,7 @@ class Engine:
             self.process.kill()
             self.process.wait()
             assert self.process.stdin is not None
-            with contextlib.suppress(BrokenPipeError):  # what it was told last
+            with contextlib.suppress(BrokenPipeError):  # its last orders
                 self.process.stdin.close()
             self._facts.died(self.process.pid)
             self.process = None

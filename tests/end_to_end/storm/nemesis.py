@@ -248,7 +248,7 @@ class Nemesis:
         return answer.json() if answer.content else {}
 
     async def _ask_as_admin(self, method: str, path: str, body: Any) -> httpx2.Response | None:
-        """The answer, whatever it says; None if there is none."""
+        """The answer, good or bad; None if there is none."""
         with contextlib.suppress(httpx2.HTTPError):
             async with Http(self.server, admin_token(self.server)) as http:
                 return await http.ask(method, f"/v1/admin/{path}", json=body, timeout=3.0)

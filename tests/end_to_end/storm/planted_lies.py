@@ -41,7 +41,7 @@ def forget_a_token() -> None:
 
 
 def believe_everything() -> None:
-    """Whatever is no token of the model is the last one that is."""
+    """What is no token of the model is the last one that is."""
     from server.engines.remote.answer import OpenAnswer
 
     take = OpenAnswer.take

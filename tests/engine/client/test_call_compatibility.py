@@ -134,7 +134,7 @@ async def test_min_tokens_beyond_the_context_are_refused(engine: AsyncLLM) -> No
     stream.close()
 
 
-async def test_a_queue_full_of_tokens_is_told_apart_from_one_full_of_requests(
+async def test_a_queue_full_of_tokens_differs_from_one_full_of_requests(
     tmp_path: Path,
 ) -> None:
     settings: dict[str, Any] = {"max_num_seqs": 1, "max_num_queued_tokens": 5}

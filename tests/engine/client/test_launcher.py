@@ -76,7 +76,7 @@ def test_long_temporary_folder_is_not_used(tmp_path: Path, monkeypatch: pytest.M
     assert list(long.iterdir()) == []
 
 
-def test_core_is_ready_when_it_says_so_and_ends_when_told(
+def test_core_is_ready_when_it_says_so_and_ends_when_asked(
     config: EngineConfig, tmp_path: Path
 ) -> None:
     core = _start(READY, config, tmp_path)

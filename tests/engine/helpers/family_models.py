@@ -1,6 +1,6 @@
 """Tiny random checkpoints of nearly every language model that transformers knows.
 
-A family's own configuration is taken, with whatever it calls its sizes made small, in all its
+A family's own configuration is taken, with its sizes, by any name, made small, in all its
 parts; some need a word more, which stands in `_FIELDS`, `_PARTS` and `_WHOLES`.
 """
 

@@ -1,4 +1,4 @@
-"""The oracle of all decoders: transformers' greedy tokens and logits, in whatever batch."""
+"""The oracle of all decoders: transformers' greedy tokens and logits, in any batch."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -237,7 +237,7 @@ async def test_every_reader_of_a_request_ends(manager: RequestManager, core: Scr
 
 
 @pytest.mark.parametrize("kind", list(RequestOutputKind))
-async def test_text_comes_in_pieces_whatever_the_output_kind(
+async def test_text_comes_in_pieces_for_any_output_kind(
     engine: AsyncLLM, core: ScriptedCore, kind: RequestOutputKind
 ) -> None:
     params = SamplingParams(max_tokens=50, output_kind=kind)

@@ -110,7 +110,7 @@ async def test_a_subprotocol_counts_on_a_websocket_alone(authenticator: Authenti
         *(f"Bearer {TOKEN} x", f"Bearer {TOKEN[:-1]}", [f"Bearer {TOKEN}"] * 2),
     ],
 )
-async def test_a_wrong_header_is_refused_whatever_else_there_is(
+async def test_a_wrong_header_is_refused_even_beside_other_credentials(
     authenticator: Authenticator, cookie: str, value: Any
 ) -> None:
     request = connection(
@@ -231,7 +231,7 @@ async def test_a_user_who_is_disabled_or_deleted_or_never_was_cannot_come_in(
     assert refusals == ["forbidden", "token_invalid", "token_invalid"]
 
 
-async def test_an_expired_token_is_told_apart(
+async def test_an_expired_token_has_a_code_of_its_own(
     authenticator: Authenticator, credentials: Credentials, users: Users
 ) -> None:
     user = await users.create("Ada")

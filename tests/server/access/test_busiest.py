@@ -1,4 +1,4 @@
-"""Whoever asks most is among a few, of one worker and of several."""
+"""Those who ask most are among a few, of one worker and of several."""
 
 from server.access.busiest import Busiest, busiest, decoded, encoded, summed
 from server.access.rates import ConnectionCounter
@@ -17,7 +17,7 @@ def test_the_few_that_ask_most_are_named_by_each_count() -> None:
     assert len(encoded(found)) < 1000  # it is said twice a second
 
 
-def test_what_several_workers_say_is_added_up_whatever_their_version() -> None:
+def test_what_several_workers_say_is_added_up_over_all_versions() -> None:
     one = Busiest({"ada": (2, 1)}, {"10.0.0.1": (3, 0)})
     other = Busiest({"ada": (1, 0), "bob": (1, 1)}, {})
     said = [decoded(figure) for figure in (encoded(one), encoded(other), None, "[1]", "x")]

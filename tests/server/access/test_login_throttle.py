@@ -53,7 +53,7 @@ def test_after_ten_failures_an_address_waits_for_the_rest_of_its_minute(
     assert raised.value.retry_after_ms == (WINDOW_SECONDS - 20) * 1000
 
 
-def test_a_right_secret_is_let_in_whatever_others_send_from_its_address(
+def test_a_right_secret_is_let_in_even_if_others_send_wrong_ones_from_its_address(
     attempts: LoginThrottle,
 ) -> None:
     for _ in range(3):

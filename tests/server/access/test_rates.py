@@ -44,7 +44,7 @@ def test_a_bucket_gains_its_rate_and_never_more_than_its_burst(clock: Clock) -> 
     assert taken(bucket, 100) == 40
 
 
-def test_waiting_as_long_as_told_is_enough(clock: Clock) -> None:
+def test_waiting_as_long_as_the_refusal_says_is_enough(clock: Clock) -> None:
     bucket = TokenBucket(3)
     taken(bucket, 6)
     assert not bucket.take()
@@ -154,7 +154,7 @@ def test_a_place_is_given_back_however_its_work_ends() -> None:
     assert refusal(places, "bob") is None
 
 
-def test_each_owner_has_a_rate_of_its_own_and_is_told_when_to_come_back() -> None:
+def test_each_owner_has_a_rate_of_its_own_and_hears_when_to_come_back() -> None:
     buckets = limits.TokenBuckets(1)
     buckets.check("alice")
     buckets.check("alice")
@@ -184,7 +184,7 @@ def test_more_owners_than_can_be_kept_are_forgotten() -> None:
         (86_399.25, "23h59m59.25s"),
     ],
 )
-def test_limits_are_told_in_the_words_of_openai(seconds: float, said: str) -> None:
+def test_limits_are_given_in_the_words_of_openai(seconds: float, said: str) -> None:
     entry = RateLimit(name="messages", limit=40, remaining=7, reset_seconds=seconds)
     assert limit_headers([entry]) == [
         (b"x-ratelimit-limit-requests", b"40"),

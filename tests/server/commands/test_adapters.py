@@ -1,4 +1,4 @@
-"""`Adapters`: what is offered is what is loaded and lies here, whoever has loaded it."""
+"""`Adapters`: what is offered is what is loaded and lies here, no matter who loaded it."""
 
 import asyncio
 import shutil

@@ -1,4 +1,4 @@
-"""`ResponseCreator`: what an answer is given to answer, whatever ends while it begins."""
+"""`ResponseCreator`: what an answer is given to answer, no matter what ends while it begins."""
 
 import asyncio
 import gc
@@ -24,7 +24,7 @@ NUM_TOKENS = 3
 
 
 class SlowTemplate(ScriptedEngine):
-    """Renders a prompt when it is told to, and keeps those that it was given to answer."""
+    """Renders a prompt when the test says so, and keeps those that it was given to answer."""
 
     def __init__(self) -> None:
         super().__init__(Dice(0))

@@ -13,7 +13,7 @@ from tests.server.helpers.engines import IdleEngine
 from tests.server.helpers.watching import Viewer, kinds
 
 
-async def test_a_new_session_is_told_to_the_other_connections_once(
+async def test_the_other_connections_hear_of_a_new_session_once(
     store: SessionStore, hub: Hub
 ) -> None:
     models = Models.of_one(ServedModel("m", ""), IdleEngine())

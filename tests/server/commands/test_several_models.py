@@ -120,7 +120,7 @@ async def test_a_name_of_no_model_has_none_loaded(
 
 
 @pytest.mark.parametrize("name", ["a", "adapted"])
-async def test_whoever_waits_for_a_loading_hears_how_far_it_is(
+async def test_those_who_wait_for_a_loading_hear_how_far_it_is(
     several: Several, redis_server: EmbeddedRedis, name: str
 ) -> None:
     several.models.add(ServedModel("adapted", "2", lora_request=LoRARequest("x", 1, "/x")), None)

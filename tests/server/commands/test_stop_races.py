@@ -1,4 +1,4 @@
-"""Stops, the wish, in whatever moment they come: dice choose the await point, the history judges.
+"""Stops, the wish, at any moment: dice choose the await point, the history judges.
 
 Two whole workers run in this process, on a real Redis, with an engine that follows a script. Real
 sockets and the real engine are tests/end_to_end/stop/'s; what becomes of an abort, tests/engine/'s.
@@ -291,9 +291,7 @@ async def run_races(redis: EmbeddedRedis, seed: int, count: int) -> Counter[str]
     return ends
 
 
-async def test_a_stop_holds_in_whatever_moment_it_comes(
-    redis_server: EmbeddedRedis, race_seed: int
-) -> None:
+async def test_a_stop_holds_at_any_moment(redis_server: EmbeddedRedis, race_seed: int) -> None:
     ends = await run_races(redis_server, race_seed, 16)
     print(dict(sorted(ends.items())))
 

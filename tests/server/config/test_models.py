@@ -47,7 +47,7 @@ def test_the_first_is_the_default() -> None:
         ([f"n{i}" for i in range(33)], "from 1 to 32"),
     ],
 )
-def test_what_cannot_be_told_apart_or_named_is_refused(models: list[str], problem: str) -> None:
+def test_what_cannot_be_distinguished_or_named_is_refused(models: list[str], problem: str) -> None:
     with pytest.raises(ConfigError, match=problem):
         load_settings({"model": models}, {})
 

@@ -65,7 +65,7 @@ TEXTS = [  # settings that hold what an operator writes; the others are numbers 
     for name, field in Settings.model_fields.items()
     if any(word in str(field.annotation) for word in ("str", "Path"))
 ]
-NO_SECRET = {"max_tokens_per_day"}  # whatever their names say
+NO_SECRET = {"max_tokens_per_day"}  # though their names look like one
 
 
 def test_every_setting_whose_name_says_so_is_a_secret() -> None:
@@ -94,7 +94,7 @@ def test_every_setting_whose_name_says_so_is_a_secret() -> None:
         f"ftp://user:{SECRET}@host\nsecond line",
     ],
 )
-def test_whatever_setting_holds_a_url_with_a_secret_never_shows_it(
+def test_no_setting_shows_the_secret_of_a_url_that_it_holds(
     name: str, written: str, tmp_path: Path
 ) -> None:
     """It is masked, or refused in words without it."""

@@ -28,7 +28,7 @@ def test_all_is_text_where_a_model_thinks_nothing() -> None:
     assert reader.feed("") == reader.finish() == []
 
 
-def test_thoughts_are_told_from_text() -> None:
+def test_thoughts_are_separated_from_text() -> None:
     reader = AnswerReader(ThinkingEngine("assistant\n"), [1])
     assert reader.marks is not None
     assert reader.feed("<think>\nHm.\n</think>\n\nYes") == [Part("Hm.", True), Part("Yes")]

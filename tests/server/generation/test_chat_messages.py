@@ -84,7 +84,7 @@ def test_calls_that_the_server_has_carried_out_are_there_although_a_question_fol
     assert (told["role"], told["content"]) == ("tool", "o1")
     assert told["tool_call_id"] == asked["tool_calls"][0]["id"]
     assert question == {"role": "user", "content": "and?"}
-    # Where a message has them, they are told once.
+    # Where a message has them, they appear once.
     messages = [user("q"), carried_out, given(0, 1), calling("answer")]
     roles = [message["role"] for message in chat_messages("", messages, with_calls=True)]
     assert roles == ["user", "assistant", "tool", "tool", "assistant"]

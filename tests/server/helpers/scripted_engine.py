@@ -134,7 +134,7 @@ class ScriptedEngine(IdleEngine):
                 is_last = number == num_left - 1
                 phase = "first" if number == 0 else "last" if is_last else "mid"
                 await request.at(phase, dice)
-                # A core that was told to stop may have decoded another token by then.
+                # A core that has heard of the stop may have decoded another token by then.
                 if request.aborted.is_set() and dice.random.random() < 0.7:
                     yield scripted_output(request_id, "", [], "abort")
                     return

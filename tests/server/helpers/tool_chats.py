@@ -81,7 +81,7 @@ class ToolChat:
         return session, response
 
     def items(self, response_id: str) -> list[Frame]:
-        """What the client was told of outputs, in order."""
+        """What the client heard of outputs, in order."""
         frames = [f for f in self.client.frames if "item" in f and f["response_id"] == response_id]
         return [frame["item"] for frame in frames if frame["item"]["type"] == OUTPUT]
 

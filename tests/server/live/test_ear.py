@@ -5,9 +5,7 @@ from tests.server.helpers.entries import DONE, LOG, RESPONSE
 from tests.server.helpers.watching import Viewer, kinds
 
 
-async def test_an_end_that_overtakes_the_reply_to_the_stop_is_told_once_it_is_listened_for() -> (
-    None
-):
+async def test_an_end_that_overtakes_the_reply_to_the_stop_is_heard_once_somebody_listens() -> None:
     viewer = Viewer()
     ear = Ear(viewer, RESPONSE)
     assert ear.put_events(RESPONSE, 1, 1, [*LOG, DONE])
@@ -18,7 +16,7 @@ async def test_an_end_that_overtakes_the_reply_to_the_stop_is_told_once_it_is_li
     assert kinds([done]) == ["done"] and viewer.sent_ends.has_end(RESPONSE)
 
 
-async def test_text_that_comes_before_anybody_listens_is_not_told() -> None:
+async def test_text_that_comes_before_anybody_listens_is_not_heard() -> None:
     viewer = Viewer()
     ear = Ear(viewer, RESPONSE)
     assert ear.put_events(RESPONSE, 1, 1, LOG)

@@ -56,7 +56,7 @@ async def test_a_redis_that_takes_no_writes_is_unavailable_until_it_does(
     assert health.problems == {}
 
 
-async def test_why_redis_cannot_be_used_is_logged_and_told_to_admins_alone(
+async def test_why_redis_cannot_be_used_is_logged_and_shown_to_admins_alone(
     store: SessionStore,
 ) -> None:
     health = health_of(store)
@@ -83,7 +83,7 @@ class Usage(NamedTuple):
     free: int
 
 
-async def test_a_disk_that_is_nearly_full_is_told_while_everything_works(
+async def test_a_disk_that_is_nearly_full_is_reported_while_everything_works(
     store: SessionStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     total, free = 100 << 30, [50 << 30]

@@ -102,7 +102,7 @@ async def outbox(overflow: Overflow) -> Outbox:
 
 @pytest.fixture
 async def socket(outbox: Outbox) -> Socket:
-    """It has told the outbox that it is there, and the outbox has had its turn."""
+    """The outbox knows that it is there, and has had its turn."""
     socket = Socket()
     socket.connect(outbox)
     await asyncio.sleep(0)
@@ -372,7 +372,7 @@ async def test_what_nothing_waits_for_leaves_in_the_call_that_puts_it(
     event = TextEvent(0, "Two")
     frame = encode_text("r", 3, 1, event)
     outbox.put_text("r", 3, 1, event, frame)
-    assert socket.written.pop() is frame  # made once, whoever else gets it
+    assert socket.written.pop() is frame  # made once for all who get it
     outbox.put({"type": "pong"}, "r")
     outbox.put_encoded(b'{"type":"encoded"}')
     assert [taken["type"] for taken in socket.take()] == ["pong", "encoded"]
@@ -545,7 +545,7 @@ async def test_more_than_may_wait_is_too_much_even_if_nothing_waits(
     assert not socket.written
 
 
-async def test_what_cannot_be_written_is_told_to_who_gave_the_socket(
+async def test_the_owner_of_the_socket_hears_what_cannot_be_written(
     outbox: Outbox, socket: Socket
 ) -> None:
     def broken() -> Iterator[bytes]:
@@ -567,7 +567,7 @@ async def test_after_the_end_nothing_leaves(outbox: Outbox, socket: Socket) -> N
 
 
 @pytest.mark.parametrize("seed", range(50))
-async def test_whatever_the_socket_does_everything_arrives_in_its_order(
+async def test_everything_arrives_in_order_over_a_socket_that_does_anything(
     outbox: Outbox, socket: Socket, overflow: Overflow, seed: int
 ) -> None:
     dice = random.Random(seed)

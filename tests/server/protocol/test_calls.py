@@ -45,7 +45,7 @@ def test_entries_tell_a_reader_what_the_writer_knows() -> None:
 
 
 @pytest.mark.parametrize("num_stored", range(9))
-def test_whoever_goes_on_says_the_rest(num_stored: int) -> None:
+def test_a_second_ledger_goes_on_with_the_rest(num_stored: int) -> None:
     entries = [entry.wire() for entry in written(CallLedger(RESPONSE))]
     ledger = CallLedger(RESPONSE, entries[:num_stored])
     said = [] if ledger.calls else [ledger.begin("clock")]
@@ -75,7 +75,7 @@ def carried_out(ledger: CallLedger) -> list[CallEntry]:
     ]
 
 
-def test_what_becomes_of_a_call_is_told_by_entries_and_read_from_them() -> None:
+def test_entries_say_what_becomes_of_a_call_and_it_is_read_from_them() -> None:
     ledger = CallLedger(RESPONSE)
     entries = [entry.wire() for entry in [*written(ledger), *carried_out(ledger)]]
     read = CallLedger(RESPONSE, entries)

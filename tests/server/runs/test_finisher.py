@@ -1,4 +1,4 @@
-"""`Finisher`: one end, stored and sent alike, whatever the store does meanwhile."""
+"""`Finisher`: one end, stored and sent alike, no matter what the store does meanwhile."""
 
 import asyncio
 from typing import Any

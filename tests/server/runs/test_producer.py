@@ -406,7 +406,7 @@ async def test_an_answer_ends_as_its_engine_says(
     assert (await answering.stored())[1] == "one "
 
 
-async def test_what_the_engine_refuses_when_it_is_asked_is_told(answering: Answering) -> None:
+async def test_what_the_engine_refuses_when_it_is_asked_is_reported(answering: Answering) -> None:
     answering.engine.say(ValidationError("min_p is not done here", "min_p"))
     await answering.start()
     done = [f for f in await answering.viewer.sent() if f["type"] == "response.done"]

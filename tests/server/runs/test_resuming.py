@@ -167,7 +167,7 @@ async def resumed(response_id: str, log: ResponseLog, number: int) -> Ledger:
 
 
 @pytest.mark.parametrize("seed", range(4))
-async def test_a_client_that_resumes_anywhere_holds_what_is_stored_whoever_died(
+async def test_a_client_that_resumes_anywhere_holds_what_is_stored_after_any_death(
     redis_server: EmbeddedRedis, seed: int
 ) -> None:
     engine = CallingEngine(seed)

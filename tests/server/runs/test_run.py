@@ -188,7 +188,7 @@ def test_the_end_of_a_lost_answer_is_tried_all_the_same_and_is_another_workers(r
     assert run.is_disowned
 
 
-def test_whoever_waits_for_a_stored_stop_hears_of_it_once_at_that_moment(run: Run) -> None:
+def test_those_who_wait_for_a_stored_stop_hear_of_it_once_at_that_moment(run: Run) -> None:
     heard: list[str] = []
     run.when_stop_is_stored(lambda: heard.append("before"))
     assert heard == []
@@ -218,7 +218,7 @@ def test_the_text_is_cut_at_what_was_seen_unless_that_is_beyond_the_log(
     assert run.final_text() == kept
 
 
-def test_nothing_is_cut_of_an_answer_that_a_door_has_told(run: Run) -> None:
+def test_nothing_is_cut_of_an_answer_that_a_door_has_sent(run: Run) -> None:
     run.is_brought = True
     run.add_text("one ", [1])
     run.add_text("two ", [2])

@@ -51,7 +51,9 @@ def test_those_go_that_nobody_has_used_for_longest_and_no_more_than_must() -> No
     assert room.that_make_room(8 * GB) == []  # all of them would not do
 
 
-def test_a_model_that_does_not_fit_is_told_who_is_in_its_way_and_what_would_fit() -> None:
+def test_the_refusal_of_a_model_that_does_not_fit_names_what_is_in_its_way_and_what_would_fit() -> (
+    None
+):
     room = ModelRoom([kept("chat", users=("w1",)), kept("idle")], lambda: 0)
     facts = ModelFacts(smaller={"--quantize int8": 9 * GB, "--quantize int4": 5 * GB})
     said = room.misfit(facts, 12 * GB, 6 * GB)

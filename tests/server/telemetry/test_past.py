@@ -74,7 +74,7 @@ def test_workers_that_follow_each_other_in_a_long_step_are_not_added_up() -> Non
 async def test_a_reader_that_has_read_before_says_what_a_new_one_says(
     store: SessionStore, monkeypatch: pytest.MonkeyPatch, span: Span
 ) -> None:
-    """Whatever happens in between: late and grown samples, clocks that jump, workers that go."""
+    """In any order of events: late and grown samples, clocks that jump, workers that go."""
     seed = random.randrange(2**32)
     print(f"seed {seed}")
     history = History(store, span, random.Random(seed))

@@ -68,7 +68,7 @@ async def test_more_calls_than_may_run_are_refused(calls: Calls) -> None:
     assert (raised.value.code, raised.value.may_have_run) == ("tool_busy", False)
 
 
-async def test_a_call_that_is_known_not_to_have_begun_is_told_from_an_unknown_one(
+async def test_a_call_that_is_known_not_to_have_begun_differs_from_an_unknown_one(
     calls: Calls,
 ) -> None:
     before = calls.place

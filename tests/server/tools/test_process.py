@@ -141,7 +141,7 @@ async def test_a_list_that_changes_is_read_again(client: ToolClient, key: str) -
             pass
 
 
-async def test_whoever_stops_waiting_ends_the_call_at_its_server(
+async def test_a_caller_that_stops_waiting_ends_the_call_at_its_server(
     tools: RunningTools, client: ToolClient, key: str
 ) -> None:
     began, cancelled = pipes(tools, "w-began", "w-cancelled")

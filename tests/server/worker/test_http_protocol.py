@@ -19,7 +19,7 @@ from tests.server.helpers.answering import until
 from tests.server.worker.target import BIG, Target, waiting, was_open
 
 SOON = 0.1  # seconds, for deadlines that a test waits for
-IN_TIME = 1.5  # for those that it must not miss, whatever else the machine does
+IN_TIME = 1.5  # for those that it must not miss, also on a busy machine
 BURST = 2 * IDLE_FRAMES_PER_S
 
 

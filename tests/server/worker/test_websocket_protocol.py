@@ -37,7 +37,7 @@ from tests.helpers.patience import PATIENCE
 from tests.server.worker.target import Target, handed_over, late_writes
 
 SOON = 0.1  # seconds, for deadlines that a test waits for
-IN_TIME = 1.5  # for those that it must not miss, whatever else the machine does
+IN_TIME = 1.5  # for those that it must not miss, also on a busy machine
 BURST = 2 * IDLE_FRAMES_PER_S
 POLITE_CLOSE_SECONDS = 10.0  # that uvicorn waits for the client's own close frame
 EMPTY_PARTS = frame(TEXT, b"", fin=False) + frame(CONTINUATION, b"", fin=False) * (BURST - 1)
@@ -127,7 +127,7 @@ async def test_control_frames_and_empty_fragments_beyond_their_burst_close_with_
 
 @pytest.mark.row("B12")
 @pytest.mark.parametrize("size", [1, SMALL_FRAGMENT_BYTES - 1])
-async def test_small_fragments_count_towards_the_rate_whatever_they_hold(
+async def test_small_fragments_of_any_size_count_towards_the_rate(
     target: Target, size: int
 ) -> None:
     part = frame(CONTINUATION, b"x" * size, fin=False)

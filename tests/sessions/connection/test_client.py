@@ -264,7 +264,7 @@ async def test_a_memory_that_fills_up_between_index_and_session_leaves_no_sessio
     assert (await own_store.lists.page("alice")).sessions == ()
 
 
-async def test_a_read_only_replica_is_an_outage_and_is_left_for_whoever_took_its_place(
+async def test_a_read_only_replica_is_an_outage_and_is_left_for_the_new_primary(
     own_store: SessionStore,
 ) -> None:
     chat = await Chat.create(own_store)

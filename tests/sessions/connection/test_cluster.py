@@ -76,7 +76,7 @@ async def test_a_conversation_on_every_node(store: SessionStore, cluster: RedisC
         assert chat.session_id not in {s.id for s in (await store.lists.page("alice")).sessions}
 
 
-async def test_what_one_worker_stores_another_hears_whatever_node_it_listens_to(
+async def test_what_one_worker_stores_another_hears_at_every_node(
     store: SessionStore, cluster: RedisCluster
 ) -> None:
     heard: asyncio.Queue[LivePayload] = asyncio.Queue()

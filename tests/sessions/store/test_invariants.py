@@ -1,4 +1,4 @@
-"""What must hold whatever happens: seeded random schedules of three workers, stops and takeovers.
+"""What must always hold: seeded random schedules of three workers, stops and takeovers.
 
 A schedule is a list of moves drawn from a seed, so a failure can be played again.
 """

@@ -136,7 +136,7 @@ async def test_fields_that_scripts_manage_cannot_be_set(chat: Chat) -> None:
 
 
 async def test_token_ids_without_an_event_are_refused(chat: Chat) -> None:
-    """A repeat could not be told apart from more of them."""
+    """A repeat could not be distinguished from more of them."""
     rid = (await chat.begin()).response_id
     with pytest.raises(ValueError):
         await chat.store.runs.append(rid, fence=1, first=2, events=[], token_ids=[1])
@@ -342,7 +342,7 @@ async def test_an_end_that_redis_cannot_write_leaves_nothing_behind(chat: Chat) 
     assert await chat.store.runs.token_ids(rid) == [1]
 
 
-async def test_a_gap_tells_how_many_tokens_are_stored_whoever_finds_it(chat: Chat) -> None:
+async def test_every_gap_says_how_many_tokens_are_stored(chat: Chat) -> None:
     rid = (await chat.begin()).response_id
     await chat.append(rid, 2, "a", token_ids=range(9))
     for write in (chat.append(rid, 4, "c"), chat.finish(rid, 4)):

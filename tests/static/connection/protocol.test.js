@@ -25,7 +25,7 @@ test("an end the user did not choose is explained", () => {
   assert.equal(reasonText(undefined), "");
 });
 
-test("a stop is told apart from an answer that was cut short", () => {
+test("a stop differs from an answer that was cut short", () => {
   assert.equal(endText("interrupted", "client_cancelled"), "Stopped");
   assert.equal(endText("interrupted", undefined), "Stopped");
   assert.equal(endText("interrupted", "owner_lost"), "Cut short");

@@ -57,7 +57,7 @@ test("the emphasis of a text is looked for outside its formulas", () => {
   assert.equal(heal("so \\(\\sum_{i} **x"), "so \\(\\sum_{i} **x");
 });
 
-test("an open formula is told from a finished one", () => {
+test("an open formula differs from a finished one", () => {
   assert.equal(hasOpenFormula("\\(a\\) and \\[b"), true);
   assert.equal(hasOpenFormula("\\(a\\) and \\[b\\]"), false);
   assert.equal(hasOpenFormula("costs $5"), false);

@@ -520,7 +520,7 @@ for (const code of ["store_unavailable", "not_subscribed", "session_locked", "in
   });
 }
 
-test("a session that could not be read since the reconnect stays, whatever its first message is refused for", () => {
+test("a session that could not be read since the reconnect stays, even if its first message is refused", () => {
   const { chat, receive, take, frame } = firstMessage();
   chat.connected();
   const [subscribe] = take();

@@ -49,7 +49,7 @@ test("a word that was not heard is sent again by the next connection, until it i
   assert.deepEqual(take().filter(({ type }) => type === sent.type), []);
 });
 
-test("what becomes of the call settles the word, whoever said it", () => {
+test("what becomes of the call settles the word, no matter who said it", () => {
   const { chat, take, say, receive, last } = asking();
   say("allow");
   take();

@@ -121,7 +121,7 @@ test("a snapshot whose first part is missing is asked for again", () => {
   assert.equal(message.text, "");
 });
 
-test("done is applied whatever the gap, and settles the text", () => {
+test("done is applied over any gap, and settles the text", () => {
   const { run, message } = newRun();
   run.receive(inProgress());
   run.receive(delta(3, 0, "abc"));

@@ -134,7 +134,7 @@ test("of a rename and a deletion that wait, only the one that is refused for goo
   }
 });
 
-test("the name of a rename that waits stays, whatever is read of the session before it is taken", () => {
+test("the name of a rename that waits stays, even if the session is read before it is taken", () => {
   const { chat, receive, titles, frame } = listing((chat) => chat.rename(SESSION, "Renamed"));
   receive(refusal(NOT_NOW, frame));
   chat.listed([session()], { held: chat.sessions.sorted, complete: true });
@@ -167,7 +167,7 @@ test("a list that was read before a deletion does not bring the chat back", () =
   assert.deepEqual(chat.sessions.sorted.map((entry) => entry.session.id), [SESSION]);
 });
 
-test("a deleted chat stays out of the list, whatever is read of it before the server says so", () => {
+test("a deleted chat stays out of the list, even if it is read before the server says so", () => {
   const { chat, receive, titles } = listing((chat) => chat.remove(SESSION));
   chat.listed([session({ revision: 2 })]);
   receive({ type: "session.activity", session_id: SESSION, active: true });

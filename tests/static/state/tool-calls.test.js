@@ -118,7 +118,7 @@ test("a tool of the server's waits for a word, runs, and has an outcome", () => 
   assert.equal(typeof held.run.since, "number");
 });
 
-test("each way in which a tool has no result is told apart, and its code is kept", () => {
+test("each way in which a tool has no result differs from the others, and its code is kept", () => {
   const states = ["failed", "denied", "cancelled", "unknown", "of_a_later_version"].map((status) => {
     const [held] = toolCallsOf([call({ status: "completed" }), ran(status, { code: "tool_timeout" })]);
     assert.equal(held.run.code, "tool_timeout");

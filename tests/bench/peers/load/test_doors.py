@@ -1,4 +1,4 @@
-"""What comes over HTTP, in whatever pieces, → events → an answer."""
+"""What comes over HTTP, in any pieces, → events → an answer."""
 
 import json
 from typing import Any

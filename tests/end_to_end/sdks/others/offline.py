@@ -1,4 +1,4 @@
-"""What keeps other people's clients from asking anybody but the server that they are told of."""
+"""What keeps other people's clients from asking anybody but the server that they are given."""
 
 OFFLINE = {
     "HF_HUB_OFFLINE": "1",

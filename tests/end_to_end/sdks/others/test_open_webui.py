@@ -46,7 +46,7 @@ def paced(oracle_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 @pytest.fixture(scope="module")
 def open_webui(paced: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Its address, as the page of the docs starts it; signed in as whoever comes."""
+    """Its address, as the page of the docs starts it; signed in as any visitor."""
     folder = tmp_path_factory.mktemp("open-webui")
     prepare(paced, folder)
     with socket.socket() as free:

@@ -11,7 +11,7 @@ from typing import get_args, get_type_hints
 
 
 def literals(hint):
-    """The texts that a field may have, whatever stands around them."""
+    """The texts that a field may have, in any place."""
     found = [part for part in get_args(hint) if isinstance(part, str)]
     return found + [text for part in get_args(hint) for text in literals(part)]
 

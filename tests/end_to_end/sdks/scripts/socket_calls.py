@@ -8,7 +8,7 @@ LONG = 4000  # tokens: time enough to say something
 
 
 def _until(events, kind, lane=None):
-    """What is told in that lane up to an event of that type."""
+    """The events of that lane up to one of that type."""
     found = []
     for event in events:
         if getattr(event, "stream_id", None) == lane:

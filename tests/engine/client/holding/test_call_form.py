@@ -1,4 +1,4 @@
-"""Whatever the form of a call lets through, the parser reads as calls that fit their schemas."""
+"""What the form of a call lets through, the parser reads as calls that fit their schemas."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -101,7 +101,7 @@ def test_what_models_write_fits_and_is_a_call(
 
 @pytest.mark.parametrize("has_marks", [True, False])
 @pytest.mark.parametrize("name", WRITTEN)
-def test_whatever_fits_is_read_as_calls_that_are_valid(
+def test_what_fits_is_read_as_calls_that_are_valid(
     name: str, has_marks: bool, vocabularies: Callable[[bool], Vocabulary]
 ) -> None:
     vocabulary, format_ = vocabularies(has_marks), FORMATS[name]

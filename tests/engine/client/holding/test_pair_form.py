@@ -1,4 +1,4 @@
-"""Calls that are pairs: each value fits its schema after it was read, whatever ends it."""
+"""Calls that are pairs: each value fits its schema after it was read, at every end."""
 
 from pathlib import Path
 from typing import Any

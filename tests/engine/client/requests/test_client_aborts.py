@@ -117,7 +117,7 @@ async def test_abort_while_the_prompt_is_tokenized(engine: AsyncLLM, core: Scrip
 
 
 async def open_requests(core: ScriptedCore) -> set[str]:
-    """The requests that the core was given and was not told to end."""
+    """The requests that the core was given and not asked to end."""
     open_ids: set[str] = set()
     for message in core.received():
         if isinstance(message, AddRequest):

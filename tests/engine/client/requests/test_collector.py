@@ -137,7 +137,7 @@ async def test_nothing_more_can_be_got_after_the_last_output() -> None:
         await collector.get()
 
 
-async def test_closing_ends_whoever_waits() -> None:
+async def test_closing_ends_all_who_wait() -> None:
     collector = RequestOutputCollector(RequestOutputKind.DELTA, "r")
     waiting = asyncio.create_task(collector.get())
     await asyncio.sleep(0)  # it waits now

@@ -377,7 +377,7 @@ async def test_cores_that_die_while_a_request_waits_its_turn_do_not_count(cores:
     assert cores.engine.get_num_unfinished_requests() == 2
 
 
-async def test_cores_that_are_told_to_end_make_no_request_a_suspect(cores: Cores) -> None:
+async def test_cores_that_are_ended_on_purpose_make_no_request_a_suspect(cores: Cores) -> None:
     streams = [await cores.add(f"r{n}") for n in range(2)]
     for _ in range(3):  # before any token
         for _ in streams:

@@ -152,9 +152,7 @@ async def test_request_that_is_too_long_for_a_message_is_refused(engine: AsyncLL
 
 
 @pytest.mark.parametrize("value", [LONG, object(), NOT_SENDABLE], ids=["long", "object", "half"])
-async def test_extra_args_stay_with_the_caller_whatever_they_hold(
-    engine: AsyncLLM, value: Any
-) -> None:
+async def test_extra_args_of_any_content_stay_with_the_caller(engine: AsyncLLM, value: Any) -> None:
     params = SamplingParams(max_tokens=2, extra_args={"held": [value]})
     outputs = [output async for output in engine.generate(PROMPT, params, "r")]
     assert outputs[-1].outputs[0].finish_reason == "length"

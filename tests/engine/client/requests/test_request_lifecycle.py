@@ -1,4 +1,4 @@
-"""How requests begin and end, whatever their reader does: through the real step loop and socket."""
+"""How requests begin and end, with readers of every kind: through the real step loop and socket."""
 
 import asyncio
 import random

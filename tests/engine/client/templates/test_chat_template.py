@@ -141,7 +141,7 @@ def test_a_refusal_without_words_is_a_refusal_and_its_process_goes_on() -> None:
 
 
 @pytest.mark.parametrize("content", ["memory", "long"])
-def test_whatever_bound_a_rendering_leaves_the_next_one_works(content: str) -> None:
+def test_after_a_rendering_that_breaks_any_bound_the_next_one_works(content: str) -> None:
     source = "".join(
         "{% if messages[0].content == '" + name + "' %}" + HOSTILE[name] + "{% endif %}"
         for name in ("memory", "long")

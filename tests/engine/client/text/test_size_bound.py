@@ -1,4 +1,4 @@
-"""What is refused for its size alone could not have fitted, whatever it says."""
+"""What is refused for its size alone could not have fitted with any words."""
 
 import unicodedata
 

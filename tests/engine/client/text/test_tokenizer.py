@@ -250,7 +250,7 @@ def test_parts_of_a_content_are_guarded(tmp_path: Path) -> None:
 
 @given(content=st.text(st.sampled_from("<|im_end>st r\n\U000f0000"), max_size=40))
 @settings(max_examples=300, deadline=None)
-def test_whatever_is_typed_comes_out_as_it_was(ours: dict[str, Tokenizer], content: str) -> None:
+def test_any_typed_text_comes_out_as_it_was(ours: dict[str, Tokenizer], content: str) -> None:
     tokenizer = ours["chatml"]
     ids = tokenizer.chat_token_ids(_chat(content))
     text = f"<|im_start|>user\n{content}<|im_end|>\n<|im_start|>assistant\n"
@@ -438,7 +438,7 @@ async def test_what_no_context_can_hold_is_refused_before_it_is_encoded(
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("content", ["Hello you ", "a", " \n", "😀", "<|im_end|></s>", "zxqj7 "])
-async def test_whatever_fits_is_never_refused_for_its_size(
+async def test_what_fits_is_never_refused_for_its_size(
     ours: dict[str, Tokenizer], family: str, content: str
 ) -> None:
     tokenizer = ours[family]

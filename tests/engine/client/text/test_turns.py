@@ -1,4 +1,4 @@
-"""Whoever comes waits for what is being done, and for one item of each who came before."""
+"""A newcomer waits for what is being done, and for one item of each who came before."""
 
 import asyncio
 import threading

@@ -53,7 +53,7 @@ def test_the_format_is_that_of_config_or_weights(
     assert model.runs is True
 
 
-def test_a_known_type_runs_whatever_code_its_folder_names(folder: Path) -> None:
+def test_a_known_type_runs_even_if_its_folder_names_code(folder: Path) -> None:
     change(folder, auto_map={"AutoModelForCausalLM": "modeling.Llama"})
     assert described(folder).runs is True
 

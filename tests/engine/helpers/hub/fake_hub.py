@@ -90,7 +90,7 @@ def hub(
 ) -> Iterator[str]:
     """Its address. It has `org/tiny` and others, in the place of whose `-` is a `_`.
 
-    `sizes` of files are told in the place of their own: of one that is a header and a hole.
+    It says these `sizes` of files in the place of their own: of one that is a header and a hole.
     """
     named = {f"org/{name.replace('_', '-')}": files for name, files in repositories.items()}
     own = {"repositories": {"org/tiny": FILES, **named}, "sizes": sizes or {}, "commit": commit}

@@ -132,7 +132,7 @@ class Forms:
             self._on_ready()
 
     def die(self) -> None:
-        """The masker does, whatever it has been asked."""
+        """The masker does, after any question."""
         if self._masker is not None and not self._masker.is_dead:
             self._masker.is_dead = True
             self.num_deaths += 1

@@ -1,7 +1,7 @@
 """`HookedCore`: a stepped core in which something may come at each point of a step.
 
 Its model has no weights, but a KV cache: what a step reads there must be what a step before wrote
-for the same text, whatever was stopped, moved or forgotten meanwhile. It pools prompts, applies
+for the same text, even after stops, moves and evictions. It pools prompts, applies
 logits processors and keeps to forms with the engine's own code; grammars are those of `forms.py`.
 What it answers is in `expected.py`.
 """

@@ -125,7 +125,7 @@ async def test_answers_of_every_route_are_what_openais_types_say(house: House) -
 # ---- adding -------------------------------------------------------------------------------------
 
 
-async def test_added_items_come_after_the_head_and_are_told_to_viewers(house: House) -> None:
+async def test_added_items_come_after_the_head_and_viewers_see_them(house: House) -> None:
     conversation = await house.made(HELLO)
     async with LocalClient(house.worker, History(lambda: None)) as viewer:
         await viewer.reply("session.subscribe", session_id=session_of(conversation))

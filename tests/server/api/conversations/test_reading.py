@@ -1,4 +1,4 @@
-"""Pages of items: every item once, in both orders, whatever the page's length."""
+"""Pages of items: every item once, in both orders, on pages of any length."""
 
 from itertools import product
 
@@ -57,7 +57,7 @@ async def test_a_page_of_long_items_ends_earlier_and_goes_on(
     assert (len(rest["data"]), rest["has_more"]) == (1, False)
 
 
-async def test_outcomes_of_the_servers_calls_are_told_once_also_at_the_edge_of_a_page(
+async def test_outcomes_of_the_servers_calls_appear_once_also_at_the_edge_of_a_page(
     house: House,
 ) -> None:
     conversation = await house.made(HELLO, *CALLS, GOOD)

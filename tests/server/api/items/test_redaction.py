@@ -59,7 +59,7 @@ def test_an_item_of_another_message_is_none(item_id: str) -> None:
     assert without_item(OUTPUTS, OUTPUTS.id) is None
 
 
-def test_a_call_and_its_output_are_told_to_a_model_only_together() -> None:
+def test_a_model_reads_a_call_only_together_with_its_output() -> None:
     first = items_of(ANSWER)[2]["id"]
     without_call = [QUESTION, deleted(ANSWER, first), OUTPUTS, END]
     without_output = [QUESTION, ANSWER, deleted(OUTPUTS, items_of(OUTPUTS)[0]["id"]), END]

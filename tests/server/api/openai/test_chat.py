@@ -246,7 +246,7 @@ async def test_refusals_tell_clients_whether_to_ask_again(house: House) -> None:
     assert b"x-should-retry" not in http.headers
 
 
-async def test_tokens_of_the_day_are_told_where_they_are_counted(
+async def test_tokens_of_the_day_are_in_the_headers_where_they_are_counted(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     uncounted = house.ask()

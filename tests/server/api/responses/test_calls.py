@@ -90,7 +90,7 @@ async def test_the_whole_conversation_may_be_the_input(house: House) -> None:
         assert answer["output"][-1]["content"][0]["text"] == ANSWER
 
 
-async def test_what_is_not_stored_is_told_in_the_same_events(house: House) -> None:
+async def test_what_is_not_stored_has_the_same_events(house: House) -> None:
     response = await house.answer(**ASKED)
     kept = await house.events(response["id"])
     http = house.ask(**ASKED, store=False, stream=True)

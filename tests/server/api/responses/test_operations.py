@@ -114,7 +114,7 @@ async def test_a_stream_is_numbered_without_gaps_and_is_the_same_wherever_it_is_
     assert await house.events(response["id"], after=5) == frames[6:]
 
 
-async def test_when_its_log_is_gone_it_is_told_from_its_message_in_the_same_numbers(
+async def test_when_its_log_is_gone_it_is_rebuilt_from_its_message_with_the_same_numbers(
     house: House,
 ) -> None:
     response = await house.answer()
@@ -493,7 +493,7 @@ async def test_nothing_follows_an_answer_that_is_being_written(
     await Http(house.workers[0], "DELETE", f"{ROUTE}/{first['id']}").body()
 
 
-async def test_all_of_the_history_is_told_or_nothing(house: House) -> None:
+async def test_all_of_the_history_is_used_or_nothing(house: House) -> None:
     house.engine.model_config.max_model_len = 8
     first = await house.answer(1, input=" ".join(oracle_word(n) for n in range(1, 5)))
     http = house.ask(9, previous_response_id=first["id"], input=" ".join([oracle_word(1)] * 4))

@@ -149,7 +149,7 @@ def test_metadata_has_bounds(metadata: Body, is_stored: bool) -> None:
     assert (refused.value.param or "").startswith("metadata")
 
 
-def test_more_of_each_token_is_told_where_nothing_is_stored() -> None:
+def test_more_of_each_token_is_given_where_nothing_is_stored() -> None:
     asked = request(top_logprobs=20, store=False)
     asked.check()
     assert asked.given_settings()["logprobs"] == 20

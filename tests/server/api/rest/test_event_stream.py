@@ -179,7 +179,7 @@ async def test_a_restart_tells_the_reader_to_come_again() -> None:
 
 
 @pytest.mark.row("N4")
-async def test_a_reader_that_falls_far_behind_is_told_why_it_is_sent_away() -> None:
+async def test_a_reader_that_falls_far_behind_hears_why_it_is_sent_away() -> None:
     viewer = HttpViewer("alice")
     for _ in range(20):
         viewer.outbox.put({"type": "response.queued", "padding": "x" * 100_000})

@@ -1,4 +1,4 @@
-"""Responses over HTTP: what a follower is sent, whatever happens while its stream looks around."""
+"""Responses over HTTP: what a follower is sent, also if more happens before its stream reads it."""
 
 from typing import Any
 

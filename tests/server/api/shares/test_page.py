@@ -124,7 +124,7 @@ async def test_calls_and_what_they_gave_back_are_text() -> None:
     assert not {"b", "i", "u"} & set(found.tags)
 
 
-async def test_what_became_of_a_call_that_the_server_ran_is_told() -> None:
+async def test_the_page_shows_what_became_of_a_call_that_the_server_ran() -> None:
     call = {"call_id": "c", "name": "clock__now", "arguments": "{}", "status": "completed"}
     run = {
         "call_id": "c",

@@ -199,7 +199,7 @@ async def test_a_frame_that_fails_is_an_internal_error_and_the_connection_goes_o
     assert len(served.handled) == 1
 
 
-async def test_whatever_fails_outside_of_a_frame_closes_with_1011(
+async def test_a_failure_outside_of_a_frame_closes_with_1011(
     served: Fixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(text: str) -> ClientFrame:
@@ -213,7 +213,7 @@ async def test_whatever_fails_outside_of_a_frame_closes_with_1011(
     assert closed[0] == 1011
 
 
-async def test_without_a_store_the_client_is_told_to_come_back(served: Fixture) -> None:
+async def test_without_a_store_the_client_hears_when_to_come_back(served: Fixture) -> None:
     served.hub.error = StoreUnavailable()
     closed = await served.ended(served.start())
     assert closed is not None

@@ -1,4 +1,4 @@
-"""Messages are added after the head of that moment, whoever else adds some."""
+"""Messages are added after the head of that moment, also if others add some."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -38,7 +38,9 @@ async def test_who_was_overtaken_makes_them_anew(chat: Chat) -> None:
     assert await store.messages.branch("alice", session_id) == [other.id, message.id]
 
 
-async def test_who_is_always_overtaken_is_told(chat: Chat, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_who_is_always_overtaken_hears_of_it(
+    chat: Chat, monkeypatch: pytest.MonkeyPatch
+) -> None:
     tries = []
 
     async def moved(*_: Any, **__: Any) -> None:

@@ -30,7 +30,7 @@ async def test_one_that_is_written_is_left_alone(chat: Chat) -> None:
         await redact_message(chat.store, "alice", chat.session_id, answer, emptied)
 
 
-async def test_who_was_overtaken_tries_again_and_is_told_in_the_end(
+async def test_who_was_overtaken_tries_again_and_hears_of_it_in_the_end(
     chat: Chat, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     message = user_message("secret")

@@ -162,7 +162,7 @@ async def next_round(chat: Chat) -> NextRound | None:
 
 @pytest.fixture
 async def calling(redis_server: EmbeddedRedis) -> AsyncIterator[Two]:
-    """Workers whose model can be told of tools."""
+    """Workers whose model can be offered tools."""
     engine = CallingEngine()
     async with running_workers(redis_server.url, fresh_prefix(), engine, Dice(0), 2) as workers:
         here, there = workers

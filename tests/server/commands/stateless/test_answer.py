@@ -141,7 +141,7 @@ async def test_an_echo_says_how_likely_its_tokens_were() -> None:
     ]
 
 
-async def test_thoughts_and_calls_are_told_from_text_where_the_model_has_such() -> None:
+async def test_thoughts_and_calls_are_separated_from_text_where_the_model_has_such() -> None:
     written = ["<think>Hm.</think>", '<tool_call>{"name": "go", "arguments": {}}</tool_call>', "."]
     engine = Speaker(*written)
     engine.grammar = grammar_of("", name="hermes")

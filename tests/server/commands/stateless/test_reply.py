@@ -1,4 +1,4 @@
-"""A reply is read from its beginning, by whoever comes, until its parts have been given away."""
+"""A reply is read from its beginning, by all who come, until its parts have been given away."""
 
 import asyncio
 

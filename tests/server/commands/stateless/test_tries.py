@@ -20,7 +20,7 @@ def test_calls_are_one_by_all_that_they_say_or_by_their_key() -> None:
 
 @pytest.mark.parametrize("key", [None, "k"])
 @pytest.mark.parametrize("changed", [{"credential": "b"}, {"route": "/v1/y"}, {"body": b"[]"}])
-def test_whatever_is_another_makes_another(key: str | None, changed: dict[str, Any]) -> None:
+def test_another_value_makes_another_name(key: str | None, changed: dict[str, Any]) -> None:
     names = Names("secret")
     one, other = Try(**CALL, key=key), Try(**CALL | changed, key=key)
     assert names.content(one) != names.content(other)
@@ -36,5 +36,7 @@ def test_who_does_not_know_the_secret_finds_no_name() -> None:
 @pytest.mark.parametrize(
     ("given", "may_be"), [({}, False), ({"number": 0}, True), ({"key": "k"}, True)]
 )
-def test_a_repeat_is_told_by_its_key_or_its_number(given: dict[str, Any], may_be: bool) -> None:
+def test_a_repeat_is_recognized_by_its_key_or_its_number(
+    given: dict[str, Any], may_be: bool
+) -> None:
     assert Try(**CALL, **given).may_be_repeated == may_be

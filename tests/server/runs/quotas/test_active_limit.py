@@ -76,7 +76,7 @@ async def test_a_slot_that_nobody_renews_is_free_again(store: SessionStore) -> N
     assert await store.slots.take("alice", response(), 1) == Room(1, 0)
 
 
-async def test_a_renewal_keeps_the_slot_whatever_the_limit(store: SessionStore) -> None:
+async def test_a_renewal_keeps_the_slot_under_any_limit(store: SessionStore) -> None:
     rid, other = response(), response()
     await store.slots.take("alice", rid, 1)
     await store.slots.renew("alice", other, 1)  # taken over from a worker with another limit

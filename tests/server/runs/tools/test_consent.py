@@ -50,7 +50,7 @@ async def test_a_call_waits_for_a_word_which_may_come_through_another_worker(cha
             assert late["error"]["code"] == "consent_settled"
 
 
-async def test_who_says_no_is_told_to_the_model_and_nothing_runs(chats: Chats) -> None:
+async def test_the_model_hears_who_says_no_and_nothing_runs(chats: Chats) -> None:
     said = calling(("asked__count", {"name": "never"}), ("asked__echo", ECHO))
     async with chats(CallingEngine(said=said)) as chat:
         session, first = await chat.ask("asked")

@@ -17,7 +17,7 @@ def test_a_result_is_what_the_tool_has_said() -> None:
 
 
 @pytest.mark.parametrize("code", MAY_HAVE_RUN)
-def test_each_code_of_a_tool_is_told_in_one_line(code: str) -> None:
+def test_each_code_of_a_tool_is_one_line_for_the_model(code: str) -> None:
     outcome = failure_of(ToolError(code, "why"))
     expected = {"tool_cancelled": "cancelled", "tool_outcome_unknown": "unknown"}
     assert outcome.status == expected.get(code, "failed")

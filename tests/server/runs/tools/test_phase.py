@@ -1,4 +1,4 @@
-"""`ToolPhase`: calls that the server carries out, in log and message, and told to the model."""
+"""`ToolPhase`: calls that the server carries out, in log, message and the model's prompt."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from tests.server.helpers.tool_chats import OUTPUT, Chats, calling, offering, sa
 from tests.server.tools.helpers.running import heard
 
 
-async def test_what_a_tool_gives_back_is_told_to_the_model_which_answers_by_itself(
+async def test_the_model_reads_what_a_tool_gives_back_and_answers_by_itself(
     chats: Chats,
 ) -> None:
     engine = CallingEngine(said=calling(("good__echo", {"text": "rain"})))
@@ -78,7 +78,7 @@ async def test_calls_of_one_answer_run_side_by_side(chats: Chats) -> None:
         ),
     ],
 )
-async def test_what_fails_is_told_in_one_line_by_its_code(
+async def test_the_model_reads_a_failure_in_one_line_by_its_code(
     chats: Chats, name: str, given: dict[str, Any], code: str, output: str | None
 ) -> None:
     async with chats(CallingEngine(said=calling((name, given)))) as chat:

@@ -46,7 +46,9 @@ def tool_client(worker: Worker) -> ToolClient:
     return client
 
 
-async def test_a_call_of_a_dead_worker_runs_once_and_its_result_is_told(chats: Chats) -> None:
+async def test_a_call_of_a_dead_worker_runs_once_and_the_model_reads_its_result(
+    chats: Chats,
+) -> None:
     async with chats(CallingEngine(said=calling(("good__count", {"name": "k"})))) as chat:
         began, go = chat.pipes("k-began", "k-go")
         session, first = await chat.ask("good")
@@ -149,9 +151,7 @@ async def ask_instead(chat: ToolChat, other: Any, session: str, response: str) -
 
 @pytest.mark.parametrize("end", [stop, steer, ask_instead])
 @pytest.mark.parametrize("through", [0, 1])
-async def test_whoever_stops_an_answer_stops_its_calls(
-    chats: Chats, end: Any, through: int
-) -> None:
+async def test_a_stop_of_an_answer_stops_its_calls(chats: Chats, end: Any, through: int) -> None:
     name = f"s{through}{end.__name__}"
     async with chats(CallingEngine(said=calling(("good__wait", {"name": name})))) as chat:
         began, cancelled = chat.pipes(f"{name}-began", f"{name}-cancelled")

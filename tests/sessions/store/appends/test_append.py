@@ -1,4 +1,4 @@
-"""Appends of many runs in one script: each hears its own, and only who must hear is told."""
+"""Appends of many runs in one script: each hears its own outcome, and nobody else does."""
 
 from __future__ import annotations
 

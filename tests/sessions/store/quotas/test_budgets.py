@@ -75,7 +75,7 @@ async def test_what_an_answer_has_not_used_is_free_again(store: SessionStore) ->
     assert await store.budgets.hold(group.gid, response(), wanted=100, least=1) == 70
 
 
-async def test_whoever_takes_an_answer_over_finds_what_is_held_for_it(
+async def test_a_takeover_finds_what_is_held_for_the_answer(
     store: SessionStore, other_store: SessionStore
 ) -> None:
     group, rid = await new_group(store, tokens_per_day=100), response()
@@ -111,7 +111,7 @@ async def test_a_group_that_is_gone_refuses_nobody_and_leaves_nothing(store: Ses
     assert not [key for keys in replies for key in keys]
 
 
-async def test_the_tighter_of_both_days_is_told(store: SessionStore) -> None:
+async def test_the_tighter_of_both_days_is_reported(store: SessionStore) -> None:
     group = await new_group(store, tokens_per_day=100)
     uid = await new_member(store, group)
     await groups_of(store).limit_user(uid, OwnQuotas(tokens_per_day=50))

@@ -48,7 +48,7 @@ def test_random_texts_are_cut_alike() -> None:
         assert pieces_of(*cut(text, chance)) == pieces_of(text)
 
 
-def test_the_first_characters_are_told_at_once() -> None:
+def test_the_first_characters_go_out_at_once() -> None:
     pieces = Pieces()
     assert pieces.add("Hel") == ["H", "e", "l"]
     assert pieces.add("lo wor") == ["l", "o", " ", "w", "o"]

@@ -137,7 +137,7 @@ def random_kinds(chance: random.Random) -> str:
 
 
 @pytest.mark.parametrize("seed", range(120))
-def test_an_answer_is_told_the_same_from_its_log_in_other_cuts_and_from_its_message(
+def test_an_answer_has_the_same_events_from_its_log_in_other_cuts_and_from_its_message(
     seed: int,
 ) -> None:
     chance = random.Random(seed)

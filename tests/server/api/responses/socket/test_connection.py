@@ -76,7 +76,7 @@ def text_of(events: list[Frame]) -> str:
     return "".join(each["delta"] for each in events if each["type"].endswith("_text.delta"))
 
 
-async def test_an_answer_is_told_as_over_http(house: House) -> None:
+async def test_an_answer_has_the_same_events_as_over_http(house: House) -> None:
     async with house.client() as client:
         assert client.subprotocol is None
         client.create(input=oracle_word(1))
@@ -113,7 +113,7 @@ async def test_a_later_answer_follows_an_earlier_one_of_another_lane(house: Hous
         assert second["previous_response_id"] == first["id"]
 
 
-async def test_an_answer_that_is_not_stored_is_told_and_leaves_nothing(house: House) -> None:
+async def test_an_answer_that_is_not_stored_is_sent_and_leaves_nothing(house: House) -> None:
     async with house.client() as client:
         client.create(input=oracle_word(1), store=False, stream_id="a")
         events = await client.until(END, "a")
@@ -226,7 +226,7 @@ async def test_a_connection_of_a_user_without_rights_is_closed(house: House) -> 
     assert not house.worker.connections
 
 
-async def test_nothing_is_told_after_the_rights_of_a_user_have_ended(
+async def test_nothing_is_sent_after_the_rights_of_a_user_have_ended(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with house.client() as client:

@@ -1,4 +1,4 @@
-"""What clients say on the websocket: read, or refused in words, whatever it is."""
+"""What clients say on the websocket: all of it is read, or refused in words."""
 
 import json
 import random

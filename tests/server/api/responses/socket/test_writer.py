@@ -101,7 +101,7 @@ async def test_what_leaves_in_the_call_that_brings_it_overtakes_nobody_who_waits
     waiting = asyncio.create_task(writer.send([b"3", b"4"]))
     await socket.is_full.wait()
     assert not writer.is_open()
-    socket.room += 1  # which only who waits is told of
+    socket.room += 1  # which only those who wait hear of
     assert not writer.is_open()
     socket.drain(0)
     async with asyncio.timeout(PATIENCE):
