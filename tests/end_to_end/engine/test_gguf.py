@@ -11,7 +11,7 @@ import pytest
 from transformers import AutoModelForCausalLM
 
 from engine.client.text.tokenizer import Tokenizer
-from tests.end_to_end.site.harness import Client, Server
+from tests.end_to_end.site.harness import Client, Server, refusal_of_start
 from tests.engine.helpers.gguf.cache_folders import add_to_ollama
 from tests.engine.helpers.gguf.gguf_files import write_gguf
 from tests.helpers.patience import PATIENCE
@@ -87,22 +87,5 @@ async def test_a_model_is_served_by_the_name_that_the_list_shows(
 def test_file_that_is_cut_is_refused_with_2_and_one_line(original: Path, tmp_path: Path) -> None:
     file = write_gguf(original, tmp_path / "tiny.gguf")
     file.write_bytes(file.read_bytes()[:-10_000])
-    done = subprocess.run(
-        [sys.executable, "-m", "server", "serve", "--model", str(file)],
-        cwd=ROOT,
-        env={
-            **{k: v for k, v in os.environ.items() if not k.startswith("PARLEY_")},
-            "PARLEY_PORT": "0",
-            "PARLEY_LOG_FORMAT": "text",
-            "PARLEY_DATA_DIR": str(tmp_path / "data"),
-            "XDG_CACHE_HOME": str(tmp_path / "cache"),
-        },
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-    )
-    said = done.stdout + done.stderr
-    assert done.returncode == 2, said
-    (line,) = [line for line in said.splitlines() if "parley:" in line]
-    assert line.startswith(f"parley: {file}: is cut: "), said
-    assert "Traceback" not in said and "[error" not in said
+    line = refusal_of_start(tmp_path, "--model", str(file))
+    assert line.startswith(f"parley: {file}: is cut: "), line

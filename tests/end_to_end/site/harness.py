@@ -42,6 +42,25 @@ MOVES = "parley_engine_moved_total{"  # a request that goes on at another engine
 open_servers: list["Server"] = []  # their histories are checked after each test
 
 
+def refusal_of_start(folder: Path, *arguments: str) -> str:
+    """The line in which `parley serve` says why it does not start; `folder` is for its files."""
+    inherited = {k: v for k, v in os.environ.items() if not k.startswith("PARLEY_")}
+    own = {"PARLEY_PORT": "0", "PARLEY_LOG_FORMAT": "text", "PARLEY_DATA_DIR": f"{folder}/data"}
+    done = subprocess.run(
+        [sys.executable, "-m", "server", "serve", *arguments],
+        cwd=ROOT,
+        env={**inherited, **own, "XDG_CACHE_HOME": f"{folder}/cache"},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+    )
+    said = done.stdout + done.stderr
+    assert done.returncode == 2, said
+    (line,) = [line for line in said.splitlines() if "parley:" in line]
+    assert "Traceback" not in said and "[error" not in said
+    return line
+
+
 class Server:
     """A running `parley serve`. Servers on one Redis share the history of the first."""
 

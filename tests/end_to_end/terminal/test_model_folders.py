@@ -1,16 +1,12 @@
 """`parley serve` with a broken model folder: one line with file and field, and exit code 2."""
 
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests.end_to_end.site.harness import refusal_of_start
 from tests.engine.helpers.broken_folders import MORE, SEEN, BrokenFolder
-from tests.helpers.patience import PATIENCE
-from tests.helpers.root import ROOT
 from tests.helpers.tiny_model import build_tiny_model
 
 pytestmark = pytest.mark.slow
@@ -35,23 +31,6 @@ def test_serve_refuses_a_broken_folder_with_2_and_one_line(
     folder = tmp_path / "model"
     shutil.copytree(good, folder)
     broken.apply(folder)
-    done = subprocess.run(
-        [sys.executable, "-m", "server", "serve"],
-        cwd=ROOT,
-        env={
-            **{k: v for k, v in os.environ.items() if not k.startswith("PARLEY_")},
-            "PARLEY_MODEL": str(folder),
-            "PARLEY_PORT": "0",
-            "PARLEY_LOG_FORMAT": "text",
-            "PARLEY_DATA_DIR": str(tmp_path / "data"),
-        },
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-    )
-    said = done.stdout + done.stderr
-    assert done.returncode == 2, said
-    (line,) = [line for line in said.splitlines() if "parley:" in line]
-    assert line.startswith(f"parley: {folder}"), said
-    assert [word for word in broken.words if word not in line] == [], said
-    assert "Traceback" not in said and "[error" not in said
+    line = refusal_of_start(tmp_path, "--model", str(folder))
+    assert line.startswith(f"parley: {folder}"), line
+    assert [word for word in broken.words if word not in line] == [], line
