@@ -11,6 +11,8 @@ import subprocess
 import sys
 import time
 from asyncio.subprocess import PIPE, Process
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Self
@@ -144,6 +146,27 @@ async def test_the_example_of_a_timeout_says_when_the_answer_ended_before_it() -
     assert "The answer ended within" in printed and "timed out" not in printed
 
 
+@asynccontextmanager
+async def python_client(server: Server, folder: Path) -> AsyncIterator[tuple[Process, FaultProxy]]:
+    """The client, which asks for a long answer, and what is between it and the server."""
+    with FaultProxy(server.url.removeprefix("http://")) as proxy:
+        (folder / "server.json").write_text(json.dumps({"url": f"http://{proxy.address}"}))
+        (folder / "token").write_text(server.token)
+        arguments = (f"--data-dir={folder}", oracle_word(900))
+        yield await start(sys.executable, script("python_client.py"), *arguments), proxy
+
+
+@asynccontextmanager
+async def javascript_client(server: Server) -> AsyncIterator[tuple[Process, FaultProxy]]:
+    """The same in JavaScript."""
+    flags = node_has_websocket()
+    if NODE is None or flags is None:
+        pytest.skip("needs node 20 or later")
+    with FaultProxy(server.url.removeprefix("http://")) as proxy:
+        arguments = (f"http://{proxy.address}", server.token, oracle_word(900))
+        yield await start(NODE, *flags, script("javascript_client.js"), *arguments), proxy
+
+
 async def cut_twice(process: Process, proxy: FaultProxy) -> str:
     """Reset its connection while the answer streams, and again; after that, press Ctrl-C."""
     assert process.stdout is not None
@@ -159,27 +182,16 @@ async def cut_twice(process: Process, proxy: FaultProxy) -> str:
 async def test_the_python_client_goes_on_after_a_lost_connection(
     server: Server, tmp_path: Path
 ) -> None:
-    with FaultProxy(server.url.removeprefix("http://")) as proxy:
-        (tmp_path / "server.json").write_text(json.dumps({"url": f"http://{proxy.address}"}))
-        (tmp_path / "token").write_text(server.token)
-        question = (f"--data-dir={tmp_path}", oracle_word(900))
-        printed = await cut_twice(
-            await start(sys.executable, script("python_client.py"), *question), proxy
-        )
+    async with python_client(server, tmp_path) as (process, proxy):
+        printed = await cut_twice(process, proxy)
     assert printed.startswith(oracle_answer(900, 100))
     assert "\n[cancelled: client_cancelled, " in printed
 
 
 @pytest.mark.slow
 async def test_the_javascript_client_goes_on_after_a_lost_connection(server: Server) -> None:
-    flags = node_has_websocket()
-    if NODE is None or flags is None:
-        pytest.skip("needs node 20 or later")
-    with FaultProxy(server.url.removeprefix("http://")) as proxy:
-        arguments = (f"http://{proxy.address}", server.token, oracle_word(900))
-        printed = await cut_twice(
-            await start(NODE, *flags, script("javascript_client.js"), *arguments), proxy
-        )
+    async with javascript_client(server) as (process, proxy):
+        printed = await cut_twice(process, proxy)
     assert printed.startswith(oracle_answer(900, 100))
     assert "\n[cancelled: client_cancelled, " in printed
 
@@ -225,27 +237,16 @@ async def cut_off(process: Process, proxy: FaultProxy) -> str:
 async def test_the_python_client_is_back_one_try_after_the_network(
     server: Server, tmp_path: Path
 ) -> None:
-    with FaultProxy(server.url.removeprefix("http://")) as proxy:
-        (tmp_path / "server.json").write_text(json.dumps({"url": f"http://{proxy.address}"}))
-        (tmp_path / "token").write_text(server.token)
-        question = (f"--data-dir={tmp_path}", oracle_word(900))
-        printed = await cut_off(
-            await start(sys.executable, script("python_client.py"), *question), proxy
-        )
+    async with python_client(server, tmp_path) as (process, proxy):
+        printed = await cut_off(process, proxy)
     assert printed.startswith(oracle_answer(900, 100))
     assert "\n[" in printed
 
 
 @pytest.mark.slow
 async def test_the_javascript_client_is_back_one_try_after_the_network(server: Server) -> None:
-    flags = node_has_websocket()
-    if NODE is None or flags is None:
-        pytest.skip("needs node 20 or later")
-    with FaultProxy(server.url.removeprefix("http://")) as proxy:
-        arguments = (f"http://{proxy.address}", server.token, oracle_word(900))
-        printed = await cut_off(
-            await start(NODE, *flags, script("javascript_client.js"), *arguments), proxy
-        )
+    async with javascript_client(server) as (process, proxy):
+        printed = await cut_off(process, proxy)
     assert printed.startswith(oracle_answer(900, 100))
     assert "\n[" in printed
 
