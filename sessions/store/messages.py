@@ -61,14 +61,8 @@ class Messages:
         With `before`, those older than that message. Raises `SessionNotFound`, and
         `MessageNotFound` when `leaf` is unknown or `before` is not on the way to it.
         """
-        check_session_id(session_id)
-        values, entries = await self._client.calls(
-            ("HMGET", self._keys.session(session_id, "m"), "uid", "head"),
-            ("LRANGE", self._keys.session(session_id, "tree"), 0, -1),
-        )
-        check_owner(uid, values[0])
-        parents = parents_of(entries)
-        ids = path_to(parents, leaf or (values[1] or b"").decode() or None)
+        parents, head = await self._tree(uid, session_id)
+        ids = path_to(parents, leaf or head)
         if before is not None:
             if before not in ids:
                 raise MessageNotFound
@@ -110,14 +104,9 @@ class Messages:
 
     async def branch(self, uid: str, session_id: str) -> list[str]:
         """The ids on the way to the head, oldest first. Raises `SessionNotFound`."""
-        check_session_id(session_id)
-        values, entries = await self._client.calls(
-            ("HMGET", self._keys.session(session_id, "m"), "uid", "head"),
-            ("LRANGE", self._keys.session(session_id, "tree"), 0, -1),
-        )
-        check_owner(uid, values[0])
+        parents, head = await self._tree(uid, session_id)
         await self._renew(session_id)
-        return path_to(parents_of(entries), (values[1] or b"").decode() or None)
+        return path_to(parents, head)
 
     async def add(
         self, uid: str, session_id: str, messages: Sequence[Message], *, head: str | None
@@ -171,7 +160,7 @@ class Messages:
                 raise SessionNotFound
 
     async def replace(self, uid: str, session_id: str, message: Message, version: str) -> None:
-        """Write a message anew; it stays where it is. `version` is that of `with_version`.
+        """Replace a message; it stays where it is. `version` is that of `with_version`.
 
         What was kept of its old text goes: tokens, and the log of the response that has written it.
         Raises `SessionNotFound`, `MessageNotFound`, `MessageChanged`, `ResponseInProgress`.
@@ -208,14 +197,7 @@ class Messages:
 
         Raises `SessionNotFound` before the first one.
         """
-        check_session_id(session_id)
-        values, entries = await self._client.calls(
-            ("HMGET", self._keys.session(session_id, "m"), "uid", "head"),
-            ("LRANGE", self._keys.session(session_id, "tree"), 0, -1),
-        )
-        check_owner(uid, values[0])
-        parents = parents_of(entries)
-        head = (values[1] or b"").decode() or None
+        parents, head = await self._tree(uid, session_id)
         ids = list(parents) if whole_tree else path_to(parents, head)
         async for message, _ in self.bodies(session_id, ids):
             yield message
@@ -260,13 +242,20 @@ class Messages:
 
         Raises `SessionNotFound`, `MessageNotFound`.
         """
+        parents, _ = await self._tree(uid, session_id)
+        return newest_below(parents, message_id)
+
+    async def _tree(
+        self, uid: str | None, session_id: str
+    ) -> tuple[dict[str, str | None], str | None]:
+        """Each message's parent, in order of creation, and the head. Raises `SessionNotFound`."""
         check_session_id(session_id)
         values, entries = await self._client.calls(
-            ("HMGET", self._keys.session(session_id, "m"), "uid"),
+            ("HMGET", self._keys.session(session_id, "m"), "uid", "head"),
             ("LRANGE", self._keys.session(session_id, "tree"), 0, -1),
         )
         check_owner(uid, values[0])
-        return newest_below(parents_of(entries), message_id)
+        return parents_of(entries), (values[1] or b"").decode() or None
 
     async def _renew(self, session_id: str) -> None:
         """Reading is a use, too; it works also when nothing can be written."""
