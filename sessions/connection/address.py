@@ -72,6 +72,18 @@ class RedisAddress:
             raise ValueError("a Redis cluster has database 0 alone")
         return cls(kind, nodes, service, connection_class, options, sentinel_options)
 
+    async def connect(
+        self, node: Node | None = None, *, protocol: int, timeout_seconds: float
+    ) -> AbstractConnection:
+        """A connection, as `connection` makes it, that is open."""
+        connection = self.connection(node, protocol=protocol, timeout_seconds=timeout_seconds)
+        try:
+            await connection.connect()  # type: ignore[no-untyped-call]
+        except BaseException:
+            await connection.disconnect(nowait=True)
+            raise
+        return connection
+
     def connection(
         self, node: Node | None = None, *, protocol: int, timeout_seconds: float
     ) -> AbstractConnection:

@@ -83,15 +83,7 @@ class RedisClient:
             return await connect_to_primary(
                 self.address, protocol=protocol, timeout_seconds=self._timeout_seconds
             )
-        connection = self.address.connection(
-            protocol=protocol, timeout_seconds=self._timeout_seconds
-        )
-        try:
-            await connection.connect()  # type: ignore[no-untyped-call]
-        except BaseException:
-            await connection.disconnect(nowait=True)
-            raise
-        return connection
+        return await self.address.connect(protocol=protocol, timeout_seconds=self._timeout_seconds)
 
     def enqueue(self, command: Command | ScriptRun) -> asyncio.Future[Any]:
         """Send a command with the others of this tick; the future is its reply's.

@@ -135,15 +135,9 @@ class Cluster:
         return self._links[node]
 
     async def _open(self, node: Node, *, protocol: int) -> AbstractConnection:
-        connection = self._address.connection(
+        return await self._address.connect(
             node, protocol=protocol, timeout_seconds=self.timeout_seconds
         )
-        try:
-            await connection.connect()  # type: ignore[no-untyped-call]
-        except BaseException:
-            await connection.disconnect(nowait=True)
-            raise
-        return connection
 
     def _redirect(self, call: Call, error: Exception) -> None:
         """A node sent the call elsewhere, or wants it a little later."""
