@@ -9,6 +9,8 @@ from hypothesis import settings
 from server.live.hub import Hub
 from sessions.connection.embedded import EmbeddedRedis
 from sessions.connection.feed import LiveFeed
+from sessions.directory.credentials import Credentials
+from sessions.directory.users import Users
 from sessions.store.store import SessionStore
 from tests.helpers.redis_server import fresh_prefix, redis_binaries, running_redis
 from tests.server.helpers.answering import Answering
@@ -35,6 +37,16 @@ async def store(redis_server: EmbeddedRedis) -> AsyncIterator[SessionStore]:
     store = await SessionStore.open(redis_server.url, prefix=fresh_prefix())
     yield store
     await store.close()
+
+
+@pytest.fixture
+def users(store: SessionStore) -> Users:
+    return Users(store.client, store.keys)
+
+
+@pytest.fixture
+def credentials(store: SessionStore) -> Credentials:
+    return Credentials(store.client, store.keys)
 
 
 @pytest.fixture

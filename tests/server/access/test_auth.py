@@ -54,16 +54,6 @@ def subprotocol(token: str) -> str:
 
 
 @pytest.fixture
-def credentials(store: SessionStore) -> Credentials:
-    return Credentials(store.client, store.keys)
-
-
-@pytest.fixture
-def users(store: SessionStore) -> Users:
-    return Users(store.client, store.keys)
-
-
-@pytest.fixture
 def identities(credentials: Credentials, users: Users) -> Identities:
     return Identities(credentials, users, token=TOKEN, admin_token=ADMIN_TOKEN)
 

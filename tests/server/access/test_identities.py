@@ -37,16 +37,6 @@ class Socket:
 
 
 @pytest.fixture
-def users(store: SessionStore) -> Users:
-    return Users(store.client, store.keys)
-
-
-@pytest.fixture
-def credentials(store: SessionStore) -> Credentials:
-    return Credentials(store.client, store.keys)
-
-
-@pytest.fixture
 async def identities(credentials: Credentials, users: Users) -> AsyncIterator[Identities]:
     """Watching, with nobody to tell it of changes."""
     identities = Identities(credentials, users, token=TOKEN, admin_token="admin" * 5)

@@ -1,7 +1,7 @@
 """Adapters of requests: against a core with a script, and real cores, which are killed."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from engine.errors import RetryableRequestError, ValidationError
 from engine.ipc import Abort, AddRequest, decode_client_message, encode
 from engine.outputs import RequestOutput
 from tests.engine.helpers.connected_engine import PROMPT, receive, settle
+from tests.engine.helpers.connected_engine import engine as engine  # the fixture
 from tests.engine.helpers.lora.adapters import build_adapter, greedy, merged_model
 from tests.engine.helpers.scripted_core import ScriptedCore
 from tests.engine.test_real_core import Supervised
@@ -45,14 +46,6 @@ def core(address: str) -> Iterator[ScriptedCore]:
     with ScriptedCore(address) as core:
         core.ready = msgspec.structs.replace(core.ready, embedding_size=2)
         yield with_adapters(core)
-
-
-@pytest.fixture
-async def engine(core: ScriptedCore, model: Path) -> AsyncIterator[AsyncLLM]:
-    engine = AsyncLLM.connect(core.address, model=str(model))
-    await engine.wait_ready(PATIENCE)
-    yield engine
-    engine.shutdown()
 
 
 async def only(stream: Any) -> RequestOutput:
