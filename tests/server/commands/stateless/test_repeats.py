@@ -117,7 +117,7 @@ class House:
         leave = AsyncExitStack()
         return Client(self.repeats.read(Try(**given), make, leave), leave)
 
-    async def told(self) -> None:
+    async def announced(self) -> None:
         """What it had to say has reached Redis."""
         await self._tasks.wait(PATIENCE)
 
@@ -170,12 +170,12 @@ async def test_a_repeat_joins_the_call_whose_client_has_gone(house: House, make:
     first = house.call(make)
     await asyncio.sleep(0)
     await first.go()
-    await house.told()
+    await house.announced()
     repeat = house.call(make, number=1)
     make.say(3)
     assert await repeat.rest() == b"".join(WORDS)
     await repeat.go()
-    await house.told()
+    await house.announced()
     assert make.num_made == 1 and await keys(house) == []
 
 
@@ -220,7 +220,7 @@ async def test_a_call_that_nobody_repeats_ends(new_house: NewHouse, make: Maker)
     await asyncio.sleep(0)
     await first.go()
     await make.ended()
-    await house.told()
+    await house.announced()
     assert await keys(house) == []
     repeat = house.call(make, number=1)
     make.say(3)
@@ -238,7 +238,7 @@ async def test_what_breaks_in_its_stream_or_counts_no_tries_ends_at_once(
     await asyncio.sleep(0)
     await first.go()
     assert make.num_ended == make.num_made == 1
-    await house.told()
+    await house.announced()
     assert await keys(house) == []
 
 
@@ -305,12 +305,22 @@ async def test_what_nobody_reads_gives_way_where_no_more_answers_may_be(house: H
 # ---- at another worker ---------------------------------------------------------------------------
 
 
+async def joined(house: House, other: House, make: Maker) -> Client:
+    """A repeat at the other worker that has sent its first word; the first client has left."""
+    await house.call(make).go()
+    await house.announced()
+    repeat = other.call(make, number=1)
+    make.say()
+    assert await repeat.next() == b"one "
+    return repeat
+
+
 async def test_a_repeat_joins_at_another_worker(house: House, other: House, make: Maker) -> None:
     first = house.call(make)
     make.say()
     await asyncio.sleep(0)
     await first.go()
-    await house.told()
+    await house.announced()
     repeat = other.call(make, number=1)
     assert await repeat.next() == b"one "
     assert repeat.reading.headers == [(b"x-answer", b"1")]
@@ -321,7 +331,7 @@ async def test_a_repeat_joins_at_another_worker(house: House, other: House, make
 
 async def test_it_joins_once_over_all_workers(house: House, other: House, make: Maker) -> None:
     await house.call(make).go()
-    await house.told()
+    await house.announced()
     repeats = [other.call(make, number=1), house.call(make, number=1), other.call(make, number=1)]
     make.say(9)
     assert [await each.rest() for each in repeats] == [b"".join(WORDS)] * 3
@@ -332,13 +342,13 @@ async def test_a_repeat_that_breaks_too_waits_for_the_next(
     house: House, other: House, make: Maker
 ) -> None:
     await house.call(make).go()
-    await house.told()
+    await house.announced()
     second = other.call(make, number=1)
     make.say()
     async with asyncio.timeout(PATIENCE):
         assert await second.reading.next() == b"one "  # which its client is not sent any more
     await second.go()
-    await other.told()
+    await other.announced()
     third = house.call(make, number=2)
     make.say(2)
     assert await third.rest() == b"".join(WORDS) and make.num_made == 1
@@ -347,11 +357,7 @@ async def test_a_repeat_that_breaks_too_waits_for_the_next(
 async def test_a_relayed_client_that_leaves_ends_it_where_it_is_made(
     house: House, other: House, make: Maker
 ) -> None:
-    await house.call(make).go()
-    await house.told()
-    repeat = other.call(make, number=1)
-    make.say()
-    assert await repeat.next() == b"one "
+    repeat = await joined(house, other, make)
     await repeat.go()
     await make.ended()
     assert make.num_made == 1
@@ -360,11 +366,7 @@ async def test_a_relayed_client_that_leaves_ends_it_where_it_is_made(
 async def test_a_refusal_is_relayed_in_its_own_words(
     house: House, other: House, make: Maker
 ) -> None:
-    await house.call(make).go()
-    await house.told()
-    repeat = other.call(make, number=1)
-    make.say()
-    assert await repeat.next() == b"one "
+    repeat = await joined(house, other, make)
     make.error = ApiError("rate_limited", "slowly", param="p", retry_after_ms=7)
     make.say()
     with pytest.raises(ApiError) as refusal:
@@ -377,7 +379,7 @@ async def test_what_a_dead_worker_had_is_made_anew(house: House, other: House, m
     first = house.call(make)
     await asyncio.sleep(0)
     await first.go()
-    await house.told()
+    await house.announced()
     await house.die()
     repeat = other.call(make, number=1)
     make.say(6)
@@ -471,7 +473,7 @@ async def test_a_key_is_free_again_when_its_call_has_failed(
     make.say()
     with pytest.raises(ApiError):
         await house.call(make, key="k").rest()
-    await house.told()
+    await house.announced()
     make.error = None
     make.say(3)
     assert await other.call(make, key="k").rest() == b"".join(WORDS) and make.num_made == 2
@@ -513,7 +515,7 @@ async def test_redis_holds_places_under_hashes_for_a_minute_and_nothing_else(
     make.say()
     assert await keyed.next() == b"one "
     await house.call(make, body=b"tulips").go()
-    await house.told()
+    await house.announced()
     client, prefix = house.calls._client, house.calls._keys.prefix
     found = await keys(house)
     for key in found:
