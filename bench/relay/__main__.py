@@ -53,7 +53,7 @@ def main() -> None:
     parser.add_argument("--seats", type=int, default=64, help="answers in the engine's batch")
     parser.add_argument("--tokens", type=int, default=100, help="length of each answer")
     parser.add_argument("--workers", type=int, default=1, help="web processes")
-    parser.add_argument("--record", action="store_true", help="record the schedule anew, and end")
+    parser.add_argument("--record", action="store_true", help="record the schedule again, and end")
     parser.add_argument("--doors", action="store_true", help="compare two doors, and end")
     arguments = parser.parse_args()
     if arguments.record:

@@ -1,7 +1,7 @@
 """`python -m bench.start`: from `parley serve` to its first good `/readyz`, and over a dead core.
 
 Each round starts a server twice on the same data, the second time with a standby core, and kills
-its engine core amid an answer: how long until a core serves again, by the supervisor's log, and
+its engine core during an answer: how long until a core serves again, by the supervisor's log, and
 until the answer goes on? Processor time is that of all processes, from their start to the good
 `/readyz`. The first start of all is not counted: it reads what later ones find in the system's
 cache of files.

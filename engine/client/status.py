@@ -166,7 +166,7 @@ class EngineStatus:
 
     @property
     def incarnation(self) -> int | None:
-        """Of the core that was joined last: drawn anew at each start of one."""
+        """Of the core that was joined last: drawn again at each start of one."""
         ready = self._client.ready
         return None if ready is None else ready.epoch
 

@@ -83,6 +83,6 @@ class LoginThrottle:
         window = self._windows.get(address)
         if window is None or now - window.begin >= WINDOW_SECONDS:
             if len(self._windows) >= MAX_ADDRESSES:
-                self._windows.clear()  # bounds memory; guesses are counted anew
+                self._windows.clear()  # bounds memory; guesses are counted from zero
             window = self._windows[address] = _Window(now)
         return window

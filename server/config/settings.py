@@ -536,7 +536,7 @@ def load_settings(
 def read_or_create_secret(path: Path) -> str:
     """A token that outlives restarts, in a file that only its owner can read.
 
-    One that is too short to be ours, say from a write that was cut off, is made anew.
+    One that is too short to be ours, say from a write that was cut off, is made again.
     """
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     with os.fdopen(descriptor, "r+") as file:

@@ -115,7 +115,7 @@ class LogWriter:
         run.num_stored = gap.sequence_number
         run.num_tokens_stored = gap.num_tokens
         self._appender.note(self)
-        # The log went back in time, to before what was shown: its viewers begin anew.
+        # The log went back in time, to before what was shown: its viewers start over.
         logger.warning("redis lost its last writes, which are written again", **run.ids)
         self._hub.spawn(self._hub.data_loss.renew(run.session_id))
         return True

@@ -46,7 +46,7 @@ from sessions.background import Background
 logger = structlog.get_logger("server")
 
 BEAT_SECONDS = 1.0
-MAX_MEMORY_BYTES = 2**30  # of ours, not of the servers; beyond it another process begins anew
+MAX_MEMORY_BYTES = 2**30  # of ours, not of the servers; beyond it another process takes over
 MAX_REQUESTS = 256  # of a worker, at a time
 UNSENT_BYTES = 2 * MAX_REPLY_BYTES  # a worker that reads nothing is left
 EXIT_MEMORY = 5

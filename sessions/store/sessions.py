@@ -290,7 +290,7 @@ class Sessions:
         return DeletedSession(reply[2], response_ids)
 
     async def renew_epoch(self, session_id: str, epoch: str) -> None:
-        """Number the session's events anew: Redis has lost events of this epoch.
+        """Number the session's events from a new start: Redis has lost events of this epoch.
 
         Positions under the old epoch count no more. No-op under another epoch: another worker has
         renewed it already. Raises `SessionNotFound`.

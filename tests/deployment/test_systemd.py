@@ -36,7 +36,7 @@ def unit(name: str) -> dict[str, list[str]]:
 
 
 def variables(path: Path, comment: str = "") -> dict[str, str]:
-    """Of a file for EnvironmentFile; with `comment`, those that stand behind that sign."""
+    """Of a file for EnvironmentFile; with `comment`, those after that sign."""
     lines = path.read_text().splitlines()
     pairs = (
         line.removeprefix(comment).partition("=")

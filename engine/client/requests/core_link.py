@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from engine.ipc import ClientMessage, Ready, SchedulerStats, SequenceOutput
 from engine.sampling_params import SamplingParams
 
-CANNOT_CONTINUE = "cannot_continue"  # the code of an error: this answer would begin anew there
+CANNOT_CONTINUE = "cannot_continue"  # the code of an error: this answer would start again there
 
 
 class CoreState(enum.StrEnum):

@@ -95,7 +95,7 @@ class TemplateProcess:
         self._process.kill()
 
     def close(self) -> None:
-        """End it at once, even amid a template. Idempotent."""
+        """End it at once, even during a template. Idempotent."""
         self._end()
 
     def _exchange(self, frame: bytes, deadline: float) -> bytes:

@@ -30,7 +30,7 @@ from engine.folder.gguf.vocabulary.tokenizer import make_tokenizer
 from engine.folder.model_files import reading
 
 MADE = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", LINK)
-FORMAT = 1  # of what is made: a change of it makes all folders anew
+FORMAT = 1  # of what is made: a change of it makes all folders again
 DIGITS = 16
 MAX_NAME = 100  # characters of a file's name
 

@@ -56,7 +56,7 @@ class Head(msgspec.Struct, frozen=True):
     def position(self) -> str | None:
         """The id of its event, where a client may come back to it.
 
-        That is not amid a snapshot, and not at an end that another one follows.
+        That is not inside a snapshot, and not at an end that another one follows.
         """
         is_passing = self.is_done and not self.is_final
         if self.sequence_number is None or self.part != self.parts or is_passing:

@@ -111,7 +111,7 @@ def diagram_policy(document: bytes, manifest: dict[str, Any]) -> str:
 
 
 class Static(StaticFiles):
-    """The page's files: what has a versioned name may be kept for ever, the rest is asked for anew.
+    """The page's files: what has a versioned name may be kept for ever, the rest is checked.
 
     What is text is sent compressed to those who take that. In a wheel the compressed forms lie
     beside the files. Else a file is compressed once and then held, beside the loop: a middleware

@@ -315,7 +315,7 @@ class Connection:
                 logger.exception("frame failed", connection_id=self.id, frame=type(frame).__name__)
                 self.put_error(ApiError("internal", "an internal error occurred"), frame.event_id)
                 if fills(self._failures, MAX_FAILURES, BAD_FRAMES_WINDOW_SECONDS):
-                    # What is wrong may be this connection: a new one begins anew.
+                    # What is wrong may be this connection: a new one starts over.
                     raise CloseConnection(CloseCode.SERVER_BUG, "internal") from None
         self._working = None
 

@@ -230,7 +230,7 @@ class Repeats:
         if call.reply.call_id not in self._known:
             return
         if error is not None:
-            self._forget(call)  # a repeat tries anew
+            self._forget(call)  # a repeat tries again
         elif call.reply.is_kept:
             self._keep(call)
         elif not call.reply.readers and call not in self._left:

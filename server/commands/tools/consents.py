@@ -16,7 +16,7 @@ from sessions.model.errors import RunEnded, StoreUnavailable
 from sessions.model.ids import check_response_id
 
 # A viewer at the owner is shown that a call waits a moment before it is stored. A word counts after
-# that alone: it is about these arguments, and what is not stored may be written anew.
+# that alone: it is about these arguments, and what is not stored may be written again.
 NUM_LOOKS = 50
 LOOK_SECONDS = 0.02
 

@@ -173,7 +173,7 @@ class _Unfolding:
         """Zero within itself: a schema that refers to itself describes a tree, and is no bomb."""
         if reference not in self._sizes:
             self._sizes[reference] = 0
-            # Its own depth counts anew: a chain of references is no deeper than Python's stack.
+            # Its own depth counts from zero: no chain of references is deeper than Python's stack.
             self._sizes[reference] = self.num_nodes(self._target(reference))
         return self._sizes[reference]
 

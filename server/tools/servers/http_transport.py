@@ -2,7 +2,7 @@
 
 An answer has a bound, wherever it comes from: an error, a redirect, a stream of events. Nothing is
 unpacked, so that little cannot become much. Only what is asked for is opened: a stream of the
-server's own would be held open for nothing, and lists are read anew when they are old. Redirects
+server's own would be held open for nothing, and lists are read again when they are old. Redirects
 are followed within one origin alone, which is the package's rule.
 """
 

@@ -163,7 +163,7 @@ class ManagedServer:
             raise ToolError("tool_timeout", f"no result within {seconds}") from None
 
     async def _find(self, name: str) -> OfferedTool | None:
-        """A list that is read anew delays no call of a tool that is known."""
+        """A list that is read again delays no call of a tool that is known."""
         if self.is_up and (known := self._catalogue.tools.get(name)) is not None:
             return known
         return (await self.catalogue()).tools.get(name)
@@ -245,7 +245,7 @@ class ManagedServer:
         return ToolError("tool_server_unavailable", f"{self.config.name}: {why}")
 
     async def close(self) -> None:
-        """End it at once, even amid a call."""
+        """End it at once, even during a call."""
         await self._background.close()
         if self._task is not None:
             self._task.cancel()

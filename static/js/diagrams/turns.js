@@ -61,7 +61,7 @@ export class Turns {
     this.#next();
   }
 
-  /** All frames go, and those in reach are drawn anew, but for one. */
+  /** All frames go, and those in reach are drawn again, but for one. */
   restart(without) {
     this.#near.delete(without);
     const gone = new Set([...this.#drawn, ...(this.#drawing ? [this.#drawing] : [])]);

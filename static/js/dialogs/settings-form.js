@@ -1,6 +1,6 @@
 /**
  * The fields of the settings that an answer is made with; an empty one leaves the default. What is typed stays
- * when something else on the page changes: only another `key` of the form fills it anew.
+ * when something else on the page changes: only another `key` of the form fills it again.
  */
 
 import { html } from "../widgets/html.js";

@@ -54,7 +54,7 @@ export class GrowingBlock {
 
   /**
    * Draw what is new. @param {string} text of the block, and perhaps of others after it
-   * @returns {boolean} false if the block has ended, or must be drawn anew as a whole
+   * @returns {boolean} false if the block has ended, or must be drawn again as a whole
    */
   update(text) {
     if (!text.startsWith(this.#done)) return false;

@@ -82,7 +82,7 @@ export class Markdown {
 
   /**
    * Draw `text`. Unless `final`, its last block may still grow and stays open. A text that was final and goes on
-   * all the same is drawn anew: its end may be in the middle of a block.
+   * all the same is drawn again: its end may be in the middle of a block.
    */
   update(text, final) {
     const clean = text.replace(/\r\n?/g, "\n");

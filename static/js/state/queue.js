@@ -30,7 +30,7 @@ export class Queue {
     if (wire.revision > this.revision) this.replace(wire);
   }
 
-  /** What a session has as it is read anew; nothing waits where nothing is said of it. */
+  /** What a session has as it is read again; nothing waits where nothing is said of it. */
   replace({ revision, paused, items } = { revision: -1, paused: false, items: [] }) {
     Object.assign(this, { revision, paused, items });
   }

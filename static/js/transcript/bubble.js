@@ -203,7 +203,7 @@ function isOnTheWay(message, isLast) {
   return goesOnByItself(message) || (!isLast && message.toolCalls.some(({ output }) => output !== null));
 }
 
-/** Changes when something has to be drawn anew. */
+/** Changes when something has to be drawn again. */
 const nameOf = ({ message, isLast, siblings }) => `${message.version} ${isLast} ${siblings}`;
 
 function waitText(run, stopping) {

@@ -27,7 +27,7 @@ FREE = Costs(**{each.name: 0.0 for each in fields(Costs)})
 
 
 def table_after(words: str) -> list[str]:
-    """The rows of the first table behind these words."""
+    """The rows of the first table after these words."""
     lines = PAGE[PAGE.index(words) :].splitlines()
     start = next(number for number, line in enumerate(lines) if line.startswith("|---"))
     ends = (n for n, line in enumerate(lines) if n > start and not line.startswith("|"))
