@@ -304,6 +304,8 @@ class ResponseCreator:
         max_tokens = min(settings["max_output_tokens"], room)
         return await hold_tokens(self._store.budgets, group, response_id, num_prompt, max_tokens)
 
+    # ---- what is answered, and how --------------------------------------------------------------
+
     async def _target(self, wish: _Wish, session: Session) -> ReplyTarget:
         if wish.brought is not None:
             return ReplyTarget.of_brought(wish.brought, session.head)
@@ -362,6 +364,8 @@ class ResponseCreator:
                 "model_not_found", "this server does not have that model", param="settings.model"
             )
         return model
+
+    # ---- what is stored and shown of it ---------------------------------------------------------
 
     async def _store_beginning(
         self,

@@ -20,8 +20,6 @@ from server.protocol.errors import ApiError, invalid_field
 # A text of `protocol.MAX_INPUT_BYTES` fits however JSON writes what is not ASCII: \u00e9 and \u20ac
 # are 6 bytes for 2 and 3.
 MAX_MESSAGE_BYTES = 512 * 1024
-
-
 MAX_DEPTH = 32
 MAX_INTEGER = 2**53  # beyond it JavaScript cannot count
 MAX_INPUT_BYTES = 128 * 1024
@@ -43,6 +41,9 @@ Text = Annotated[str, Meta(max_length=64)]
 Title = Annotated[str, Meta(max_length=200)]
 IdempotencyKey = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_-]{1,128}\Z")]
 Count = Annotated[int, Meta(ge=0, le=MAX_INTEGER)]
+
+
+# ---- settings -----------------------------------------------------------------------------------
 
 
 class StopAfter(Struct, forbid_unknown_fields=True, frozen=True):
@@ -152,6 +153,9 @@ class Settings(Struct, forbid_unknown_fields=True, omit_defaults=True, frozen=Tr
         return values
 
 
+# ---- what frames hold besides -------------------------------------------------------------------
+
+
 class InputText(Struct, tag="input_text", frozen=True):
     text: str
 
@@ -179,6 +183,9 @@ class ResponsePosition(Struct, frozen=True):
     response_id: str
     fence: Count
     after_sequence_number: Count
+
+
+# ---- frames -------------------------------------------------------------------------------------
 
 
 class Frame(Struct, frozen=True, kw_only=True):
@@ -368,6 +375,8 @@ KEYED = frozenset((CreateSession, CreateResponse, AddToQueue, SteerResponse))
 # What a response answers: each frame has exactly one of these.
 PURPOSES = ("input", "regenerate_of", "continue_of")
 
+# ---- from text to a frame -----------------------------------------------------------------------
+
 _decode = msgspec.json.Decoder().decode
 # Strings are skipped whole; what is left are brackets and numbers. Possessive quantifiers keep it
 # linear, and `"?` lets a string that never ends swallow the rest instead of being tried at each
@@ -459,6 +468,9 @@ def field_error(error: msgspec.ValidationError) -> ApiError:
     if not param and (named := re.search(r"field `(\w+)`", message)):
         param = named[1]
     return invalid_field(param, message[:MAX_MESSAGE_CHARACTERS])
+
+
+# ---- what types do not say ----------------------------------------------------------------------
 
 
 def check_system(settings: Settings | None) -> None:

@@ -367,6 +367,8 @@ class Producer:
         if run.model is not None and not run.model.fingerprint and self._models is not None:
             run.model = self._models.served.get(run.model.name, run.model)
 
+    # ---- its words, to the viewers --------------------------------------------------------------
+
     def _take(self, output: RequestOutput) -> None:
         """What an engine yields: its last output, or all of them."""
         self._note_cached(output.num_cached_tokens)
@@ -505,6 +507,8 @@ class Producer:
             self._metrics.inter_event.observe(now - self._last_text_at)
         self._last_text_at = now
         self._hub.show(self._run, list(events))
+
+    # ---- its progress, and stops ----------------------------------------------------------------
 
     def _note_cached(self, num_tokens: int | None) -> None:
         """What another core finds in its cache later is no part of the prompt's price."""

@@ -346,6 +346,8 @@ class Run:
         timeline.scheduled = ago.get("started_at")
         timeline.first_token = ago.get("first_token_at")
 
+    # ---- what it says ---------------------------------------------------------------------------
+
     def add_text(
         self, delta: str, token_ids: Sequence[int], logprobs: Sequence[dict[str, Any]] = ()
     ) -> TextEvent | None:
@@ -410,6 +412,8 @@ class Run:
         self.on_change()
         return event
 
+    # ---- who waits for the store ----------------------------------------------------------------
+
     async def until_stored(self, number: int) -> None:
         """Return when the store has that entry."""
         stored = asyncio.Event()
@@ -433,6 +437,8 @@ class Run:
         """That moment has come."""
         for hear in [*self._hearers]:
             hear()
+
+    # ---- its end --------------------------------------------------------------------------------
 
     def note_published(self, end: End) -> None:
         """`response.done` has shown this end to the viewers."""
