@@ -170,9 +170,9 @@ class AsyncLLM(EngineControl):
         When the core dies, new requests raise `RetryableRequestError` until the next one is there.
         Open ones are sent to it with their tokens so far, and their streams go on with the same
         text; a stream ends with finish reason `error` if two cores in a row died before it had
-        another token, or if there is none for 60 s: for `restart_seconds`, if the last one was asked
-        to end. Without `resubmit` they raise `EngineDeadError`. `tracing` gets the spans of
-        requests, and stays open after `shutdown`.
+        another token, or if there is none for 60 s: for `restart_seconds`, if the last one had to
+        end. Without `resubmit` they raise `EngineDeadError`. `tracing` gets the spans of requests,
+        and stays open after `shutdown`.
         `answer_format` names that of `answer_grammar`, even if the checkpoint says another.
         """
         if answer_format is not None and answer_format not in FORMATS:

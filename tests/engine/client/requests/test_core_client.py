@@ -287,7 +287,9 @@ async def test_a_gap_that_was_meant_may_be_longer_and_ends_as_well(
     again = await cores.receive(AddRequest)
     assert again.resume_token_ids == [A]
     cores.core.emit(again.request_id, B)
-    await settle(lambda: stream.output is not None and "b" in stream.output.outputs[0].text)
+    await settle(
+        lambda: isinstance(stream.output, RequestOutput) and "b" in stream.output.outputs[0].text
+    )
     cores.engine._client._restart_seconds = 0.02
     cores.core.send(Dead(STOPPED))
     text, last = await rest(stream)
