@@ -7,7 +7,7 @@ theirs, and goes through `printable`.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from server.terminal.text import printable
+from server.terminal.text import UNBOUNDED_WIDTH, printable
 
 Line = list[tuple[str, str]]  # style and text, as prompt_toolkit has them
 Stats = Mapping[str, Any]
@@ -18,9 +18,12 @@ SILENT_MS = 8000  # a worker reports every 3 s
 MAX_NAMED = 3  # workers in one line
 BARS = "▁▂▃▄▅▆▇█"
 NUM_BARS = 30
+BETWEEN = " · "
 
 
-def health_line(stats: Stats | None, problem: str | None, age_seconds: float) -> Line:
+def health_line(
+    stats: Stats | None, problem: str | None, age_seconds: float, width: int = UNBOUNDED_WIDTH
+) -> Line:
     """Engine, Redis and workers; and how old all of this is, if it is old."""
     line: Line = []
     if problem is not None:
@@ -31,7 +34,7 @@ def health_line(stats: Stats | None, problem: str | None, age_seconds: float) ->
         line += _workers(stats)
     if stats is not None and age_seconds > STALE_SECONDS:
         line.append((BAD, f"these figures are {duration(int(age_seconds * 1000))} old"))
-    return _joined(line)
+    return _joined(line, width)
 
 
 def _engines(workers: Sequence[Mapping[str, Any]]) -> Line:
@@ -60,13 +63,13 @@ def _workers(stats: Stats) -> Line:
     return line
 
 
-def figures_line(stats: Stats | None) -> Line:
+def figures_line(stats: Stats | None, width: int = UNBOUNDED_WIDTH) -> Line:
     """As the console has them: the newest value of each series that was measured."""
     if stats is None:
         return []
     live, series = stats["live"], stats["series"]
     rates = series.get("decode_tokens_per_s", [])
-    line: Line = [(PLAIN, f"{newest(rates) or 0:,.0f} tokens/s {bars(rates)}".rstrip())]
+    line: Line = [(PLAIN, f"{newest(rates) or 0:,.0f} tokens/s {bars(rates, width // 2)}".rstrip())]
     queued, active = live["queued_responses"], live["active_responses"]
     line.append((PLAIN, f"{max(0, active - queued)} running"))
     line.append((PLAIN, f"{queued} waiting"))
@@ -78,7 +81,7 @@ def figures_line(stats: Stats | None) -> Line:
         line.append((PLAIN, f"KV {used * 100:.0f} %"))
     for name in ("connections", "sessions"):
         line.append((PLAIN, f"{live[name]:,} {name if live[name] != 1 else name[:-1]}"))
-    return _joined(line)
+    return _joined(line, width)
 
 
 def newest(values: Sequence[float | None]) -> float | None:
@@ -86,9 +89,9 @@ def newest(values: Sequence[float | None]) -> float | None:
     return next((value for value in reversed(values) if value is not None), None)
 
 
-def bars(values: Sequence[float | None]) -> str:
+def bars(values: Sequence[float | None], most_bars: int = NUM_BARS) -> str:
     """The last values as a row of bars; a space where none was measured."""
-    last = values[-NUM_BARS:]
+    last = values[-min(NUM_BARS, max(1, most_bars)) :]
     most = max((value for value in last if value is not None), default=0.0)
     if most <= 0:
         return ""
@@ -117,9 +120,14 @@ def short_worker(replica: str) -> str:
     return printable(f"{host} · {process}" if host and rest else replica)
 
 
-def _joined(line: Line) -> Line:
-    """With a dot between two."""
+def _joined(line: Line, width: int) -> Line:
+    """With a dot between two, or where that is too wide, the second on a line of its own."""
     joined: Line = []
-    for piece in line:
-        joined += [(FAINT, " · "), piece] if joined else [piece]
+    used = 0
+    for style, text in line:
+        fits = used + len(BETWEEN) + len(text) <= width
+        if joined:
+            joined.append((FAINT, BETWEEN if fits else "\n"))
+        used = used + len(BETWEEN) + len(text) if joined and fits else len(text)
+        joined.append((style, text))
     return joined

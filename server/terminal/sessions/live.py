@@ -182,14 +182,14 @@ class LiveSessions:
         def evict(reason: str) -> None:
             self._do(f"evicted {session_id}", lambda: self._client.post(path, reason=reason))
 
-        self._ask(f"evict {session_id}: why? ", evict)
+        self._ask(f"evict {session_id}: why?", evict)
 
     def _ask_wanted(self) -> None:
         def find(wanted: str) -> None:
             self.wanted, self._everything = wanted, bool(wanted)
             self._ask_anew()
 
-        self._ask("find a name, an id or a title: ", find)
+        self._ask("find a name, an id or a title:", find)
 
     def _ask(self, prompt: str, accept: Callable[[str], None]) -> None:
         self._note = ("", "")
@@ -254,24 +254,31 @@ class LiveSessions:
 
         self._list = Window(FormattedTextControl(self._table, focusable=True, show_cursor=False))
         field = Window(
-            BufferControl(self._field, [BeforeInput(lambda: [(BAD, self._prompt or "")])]),
+            BufferControl(self._field, [BeforeInput("› ")]),
             height=1,
         )
         asking = Condition(lambda: self._prompt is not None)
         rows = [
             part(self._health, wrap_lines=True),
-            part(lambda: figures_line(self._stats), wrap_lines=True),
+            part(lambda: figures_line(self._stats, self._width), wrap_lines=True),
             part(self._head, height=2),
             self._list,
             ConditionalContainer(part(lambda: [self._note], wrap_lines=True), ~asking),
+            ConditionalContainer(
+                part(lambda: [(BAD, self._prompt or "")], wrap_lines=True), asking
+            ),
             ConditionalContainer(field, asking),
             part(self._hints, wrap_lines=True),
         ]
         return Layout(HSplit(rows), focused_element=self._list)
 
+    @property
+    def _width(self) -> int:
+        return self._output.get_size().columns - 1  # what stands in the last one is drawn apart
+
     def _health(self) -> StyleAndTextTuples:
         age = time.monotonic() - self._fetched_at
-        return list(health_line(self._stats, self._problem, age))
+        return list(health_line(self._stats, self._problem, age, self._width))
 
     def _head(self) -> StyleAndTextTuples:
         style = "class:head" if self._found.is_known else BAD
@@ -280,15 +287,14 @@ class LiveSessions:
     def _table(self) -> StyleAndTextTuples:
         if not self._found.rows:
             return [(FAINT, "nothing")]
-        width = self._output.get_size().columns - 1  # what stands in the last one is drawn apart
         console = Console(
             file=io.StringIO(),
             force_terminal=True,
-            width=width,
+            width=self._width,
             highlight=False,
             legacy_windows=False,
         )
-        console.print(session_table(self._found.rows, self.chosen, width))
+        console.print(session_table(self._found.rows, self.chosen, self._width))
         assert isinstance(console.file, io.StringIO)
         return to_formatted_text(ANSI(console.file.getvalue()))
 

@@ -170,6 +170,16 @@ async def test_the_list_of_sessions_fits_every_window_and_has_its_ids_whole(
                     lambda screen: any(re.match(rf"▸.*{session_id}$", s) for s in screen.shown)
                 )
                 assert max(map(len, sessions.screen.shown)) <= columns
+            sessions.resize(40, 16)
+            sessions.press("e" + "spam " * 20)  # longer than the field: still it says of whom
+            await sessions.until(
+                lambda screen: (
+                    f"evict {session_id}: why?" in " ".join(screen.shown)
+                    and any("spam spam" in s for s in screen.shown)
+                )
+            )
+            sessions.press("\x1b")
+            await sessions.until(lambda screen: "why?" not in " ".join(screen.shown))
             sessions.press("q")
         await client.send("stop", response_id=response_id)
         await client.done(response_id)

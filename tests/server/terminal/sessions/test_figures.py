@@ -44,6 +44,17 @@ def test_the_figures_are_the_newest_that_were_measured() -> None:
     )
 
 
+def test_a_narrow_terminal_breaks_no_figure() -> None:
+    series = {**stats()["series"], "decode_tokens_per_s": [1.0] * 90}
+    lines = words(figures_line({**stats(), "series": series}, 39)).split("\n")
+    assert lines == [
+        f"1 tokens/s {'█' * 19}",
+        "3 running · 2 waiting",
+        "first token 40 ms (p95 95 ms) · KV 12 %",
+        "1,234 connections · 1,000,000 sessions",
+    ]
+
+
 def test_nothing_was_measured_yet() -> None:
     empty = {**stats(), "series": {}}
     assert words(figures_line(empty)).startswith("0 tokens/s · 3 running · 2 waiting · 1,234")
