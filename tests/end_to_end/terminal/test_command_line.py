@@ -2,6 +2,7 @@
 
 import os
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -109,3 +110,30 @@ def test_a_second_server_on_the_same_data_is_refused_and_the_first_is_still_foun
         assert refused.returncode == 2
         assert words in refused.stderr
         assert parley("login", "--data-dir", data_dir).returncode == 0
+
+
+@pytest.mark.parametrize("is_ignored", [False, True], ids=["pressed", "in the background"])
+def test_ctrl_c_ends_a_command_that_is_still_being_loaded_without_a_word(is_ignored: bool) -> None:
+    """A shell that starts it in the background has it ignore Ctrl+C."""
+    program = """
+import os, runpy, signal, sys
+
+class Pressed:
+    def find_spec(self, name, *_):
+        if name == "typer":
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, Pressed())
+sys.argv[1:] = ["version"]
+runpy.run_module("server", run_name="__main__", alter_sys=True)
+"""
+    ended = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        preexec_fn=(lambda: signal.signal(signal.SIGINT, signal.SIG_IGN)) if is_ignored else None,
+    )
+    expected = (0, f"parley {__version__}\n") if is_ignored else (-signal.SIGINT, "")
+    assert (ended.returncode, ended.stdout, ended.stderr) == (*expected, "")
