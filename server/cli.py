@@ -233,11 +233,19 @@ def version() -> None:
 
 
 def main() -> None:
+    _open_streams()
     if sys.argv[1:2] == ["serve"] and _log_format(sys.argv) == "json":
         from server.telemetry.logs import print_json
 
         print_json("supervisor")  # errors of wrong arguments, too
     app()
+
+
+def _open_streams() -> None:
+    """Whoever has started us may have closed them, as `>&-` does."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode))
 
 
 def _log_format(arguments: list[str]) -> str:

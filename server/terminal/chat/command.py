@@ -33,10 +33,13 @@ def chat(
     except NoServer as error:
         raise fail(str(error)) from None
     if once or as_json or not in_terminal():
-        from server.terminal.chat.once import run_once
+        from server.terminal.chat.once import STOPPED, run_once
 
         _be_lenient(sys.stdin, sys.stdout, sys.stderr)
-        question = (sys.stdin.read() if question is None else question).strip()
+        try:
+            question = (sys.stdin.read() if question is None else question).strip()
+        except KeyboardInterrupt:  # somebody types it, and thinks better of it
+            raise typer.Exit(STOPPED) from None
         if not question:
             raise fail("there is no question: write it behind --once, or into standard input")
         raise typer.Exit(run_once(address, session, question, as_json=as_json))

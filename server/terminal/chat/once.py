@@ -135,17 +135,19 @@ class Once:
         self._printed = text
 
     def _write(self, text: str) -> None:
-        """Whoever has read enough, as `head` has, ends the answer."""
+        """Whoever has read enough, as `head` has, ends the answer; so does a disk that is full."""
         try:
             sys.stdout.write(text)
             sys.stdout.flush()
-        except BrokenPipeError:
+        except OSError as error:
+            if not isinstance(error, BrokenPipeError):
+                note(f"the answer cannot be written: {error.strerror}")
             sys.stdout = open(os.devnull, "w")  # the interpreter flushes it at exit
             self._stop()
 
     def _end(self, message: Message) -> None:
         if self._as_json:
-            print(json.dumps(self._object(message)))
+            self._write(f"{json.dumps(self._object(message))}\n")
         elif self._printed and not self._printed.endswith("\n"):
             self._write("\n")
         if message.status == "completed":
@@ -217,4 +219,5 @@ class Once:
 
 
 def note(text: str) -> None:
-    print(f"parley: {printable(text)}", file=sys.stderr)
+    with contextlib.suppress(OSError):  # nobody reads it any more
+        print(f"parley: {printable(text)}", file=sys.stderr)

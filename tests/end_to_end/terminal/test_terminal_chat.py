@@ -109,6 +109,30 @@ async def test_a_question_from_a_pipe_is_answered_as_text_and_as_json(server: Se
     assert json.loads(told.stdout)["session_id"] == session_id
 
 
+async def test_who_has_read_enough_ends_the_answer_whatever_else_is_closed(server: Server) -> None:
+    session_id = await session_of(server, stop=[oracle_word(2000).strip()])
+    chat = f"{sys.executable} -m server chat --session {session_id}"
+
+    async def told(command: str) -> tuple[str, str]:
+        process = await asyncio.create_subprocess_exec(
+            *("bash", "-c", command), cwd=ROOT, env=environment(server), stdout=PIPE, stderr=PIPE
+        )
+        async with asyncio.timeout(PATIENCE):
+            said, problems = await process.communicate()
+        assert b"Traceback" not in problems, problems
+        return said.decode(), problems.decode()
+
+    said, problems = await told(
+        f"{chat} --once {oracle_word(0)} | head -c 5; echo ${{PIPESTATUS[0]}}"
+    )
+    assert said == f"{oracle_answer(0, 9)[:5]}130\n"
+    assert problems == "parley: the answer was stopped by you\n"
+    said, problems = await told(f"{chat} --once {oracle_word(0)} >/dev/full; echo $?")
+    assert said == "130\n" and "No space left on device" in problems
+    said, problems = await told(f"{chat} <&- >&-; echo $?")
+    assert said == "2\n" and problems.startswith("parley: there is no question")
+
+
 async def test_an_answer_that_is_not_whole_is_told_by_the_exit_code(server: Server) -> None:
     session_id = await session_of(server, max_output_tokens=5)
     words = ("--once", "--session", session_id)
