@@ -1,11 +1,17 @@
 """The terminal that prompt_toolkit draws on, for the commands that draw. They alone import this."""
 
+import asyncio
 import os
+import signal
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from prompt_toolkit.data_structures import Size
 from prompt_toolkit.output.color_depth import ColorDepth
 from prompt_toolkit.output.vt100 import Vt100_Output
+
+TERMINATED = 128 + signal.SIGTERM  # the exit code, as a shell has it
 
 
 def terminal_output() -> Vt100_Output:
@@ -25,3 +31,14 @@ def terminal_output() -> Vt100_Output:
         default_color_depth=ColorDepth.from_env(),  # NO_COLOR
         enable_cpr=False,
     )
+
+
+@contextmanager
+def leaves_when_told(leave: Callable[[int], None]) -> Iterator[None]:
+    """SIGTERM leaves as a key does, with an exit code of its own: the terminal is as before."""
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGTERM, leave, TERMINATED)
+    try:
+        yield
+    finally:
+        loop.remove_signal_handler(signal.SIGTERM)

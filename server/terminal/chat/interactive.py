@@ -49,7 +49,7 @@ from server.terminal.chat.transcript import (
     status_texts,
     unsent_text,
 )
-from server.terminal.drawing import terminal_output
+from server.terminal.drawing import leaves_when_told, terminal_output
 from server.terminal.text import harmless
 
 TextOf = Callable[[], StyleAndTextTuples]
@@ -122,7 +122,8 @@ class Interactive:
             if question:
                 self._say(question)
 
-        code = await self.app.run_async(pre_run=begin, handle_sigint=False)
+        with leaves_when_told(self.leave):
+            code = await self.app.run_async(pre_run=begin, handle_sigint=False)
         self._print(self._take())
         self._say_goodbye()
         return code

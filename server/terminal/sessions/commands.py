@@ -44,7 +44,7 @@ def sessions(
         else:
             from server.terminal.sessions.live import run_live
 
-            run_live(client, everything=everything, wanted=find)
+            raise typer.Exit(run_live(client, everything=everything, wanted=find))
 
 
 @admin_command(app, "stop")

@@ -32,7 +32,7 @@ from prompt_toolkit.styles import Style
 from rich.console import Console
 
 from server.terminal.admin_client import AdminClient, AdminError
-from server.terminal.drawing import terminal_output
+from server.terminal.drawing import leaves_when_told, terminal_output
 from server.terminal.sessions.figures import BAD, FAINT, GOOD, Stats, figures_line, health_line
 from server.terminal.sessions.finding import MAX_ROWS, Found, find_sessions
 from server.terminal.sessions.table import session_table
@@ -46,16 +46,16 @@ STYLE = Style.from_dict({"good": "ansigreen", "bad": "ansired", "faint": "dim", 
 KEYS = "↑ ↓ choose   s stop   e evict   / find   a all or active   q leave"
 
 
-def run_live(client: AdminClient, *, everything: bool, wanted: str = "") -> None:
-    """Until `q` or Ctrl+C."""
+def run_live(client: AdminClient, *, everything: bool, wanted: str = "") -> int:
+    """Until `q` or Ctrl+C. Returns the exit code."""
     client.read_seconds = READ_SECONDS
 
-    async def watch() -> None:
+    async def watch() -> int:
         screen = LiveSessions(client, create_input(), terminal_output(), everything=everything)
         screen.wanted = wanted
-        await screen.run()
+        return await screen.run()
 
-    asyncio.run(watch())
+    return asyncio.run(watch())
 
 
 class LiveSessions:
@@ -79,7 +79,7 @@ class LiveSessions:
         self._field = Buffer(multiline=False, accept_handler=self._accepted)
         self._soon = asyncio.Event()  # the list is to be asked for at once
         self._background = Background(AdminError)
-        self.app: Application[None] = Application(
+        self.app: Application[int] = Application(
             layout=self._layout(),
             key_bindings=self._bindings(),
             style=STYLE,
@@ -90,12 +90,15 @@ class LiveSessions:
         )
         self.app.ttimeoutlen = self.app.timeoutlen = 0.1  # Esc means Esc
 
-    async def run(self) -> None:
+    async def run(self) -> int:
+        """Until somebody leaves. Returns the exit code."""
+
         def begin() -> None:
             self.app.create_background_task(self._refresh())
 
         try:
-            await self.app.run_async(pre_run=begin, handle_sigint=False)
+            with leaves_when_told(self.leave):
+                return await self.app.run_async(pre_run=begin, handle_sigint=False)
         finally:
             await self._background.close()
 
@@ -229,7 +232,7 @@ class LiveSessions:
         bind(self._ask_reason, "e")
         bind(self._ask_wanted, "/")
         bind(self._toggle, "a")
-        bind(self.app_exit, "q")
+        bind(self.leave, "q")
 
         @keys.add("escape", filter=typing)
         def _(event: KeyPressEvent) -> None:
@@ -238,13 +241,13 @@ class LiveSessions:
         @keys.add("c-c")
         @keys.add("<sigint>")
         def _(event: KeyPressEvent) -> None:
-            self.app_exit()
+            self.leave()
 
         return keys
 
-    def app_exit(self) -> None:
+    def leave(self, code: int = 0) -> None:
         if self.app.future is not None and not self.app.future.done():
-            self.app.exit()
+            self.app.exit(result=code)
 
     # ---- what is drawn ---------------------------------------------------------------------------
 

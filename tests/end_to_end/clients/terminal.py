@@ -34,8 +34,9 @@ def environment(server: Server) -> dict[str, str]:
 class Terminal:
     """A program in a terminal. `screen` is what somebody before it sees."""
 
-    def __init__(self, primary: int, columns: int, rows: int) -> None:
+    def __init__(self, primary: int, columns: int, rows: int, pid: int) -> None:
         self._primary = primary
+        self.pid = pid
         self.screen = Screen(columns, rows)
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self.shown = ""
@@ -43,6 +44,11 @@ class Terminal:
 
     def press(self, keys: str) -> None:
         os.write(self._primary, keys.encode())
+
+    @property
+    def echoes(self) -> bool:
+        """Whether a shell that comes back to it would show what is typed."""
+        return bool(termios.tcgetattr(self._primary)[3] & termios.ECHO)
 
     def resize(self, columns: int, rows: int) -> None:
         """As a window is: the program is told, and draws anew."""
@@ -103,7 +109,7 @@ async def terminal(
     )
     os.close(secondary)
     try:
-        yield Terminal(primary, columns, rows)
+        yield Terminal(primary, columns, rows, process.pid)
         async with asyncio.timeout(PATIENCE):
             assert await process.wait() == code
     finally:

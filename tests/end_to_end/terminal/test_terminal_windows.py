@@ -1,6 +1,9 @@
 """`parley chat` and `parley sessions` in windows of other sizes, without colours, and in none."""
 
+import asyncio
+import os
 import re
+import signal
 from functools import partial
 
 import pytest
@@ -11,6 +14,7 @@ from tests.end_to_end.clients.operators import answering
 from tests.end_to_end.clients.screen import Screen
 from tests.end_to_end.clients.terminal import terminal
 from tests.end_to_end.site.harness import Client, Server
+from tests.helpers.patience import PATIENCE
 from tests.helpers.tiny_model import oracle_answer, oracle_word
 
 pytestmark = pytest.mark.slow
@@ -125,6 +129,19 @@ async def test_ctrl_c_stops_and_twice_leaves_a_narrow_window_tidy(server: Server
         await chat.until(is_ready)
         chat.press(CTRL_C * 5)  # the last ones when it has left already
         await chat.until(lambda screen: "--sessionses_" in squeezed(screen.shown))
+
+
+@pytest.mark.parametrize(("command", "ready"), [("chat", "›"), ("sessions", "q leave")])
+async def test_who_is_told_to_end_leaves_the_terminal_as_it_was(
+    server: Server, command: str, ready: str
+) -> None:
+    async with terminal(server, command, code=143) as told:
+        await told.until(lambda screen: any(ready in line for line in screen.shown))
+        assert not told.echoes
+        os.kill(told.pid, signal.SIGTERM)
+        async with asyncio.timeout(PATIENCE):
+            while not told.echoes:  # noqa: ASYNC110  (a terminal tells nobody)
+                await asyncio.sleep(0.05)
 
 
 async def test_nothing_is_coloured_where_nobody_wants_colours(server: Server) -> None:
