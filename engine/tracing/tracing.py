@@ -37,6 +37,8 @@ LOUD = (  # of OpenTelemetry's loggers: what a collector that is away, or a clie
     "opentelemetry.trace.span",
 )
 
+READS_HEADERS = "opentelemetry.util.re"
+
 
 class Tracing:
     """All methods return at once, but for `close`. Times are nanoseconds since 1970, as `ns` says.
@@ -48,6 +50,7 @@ class Tracing:
     def __init__(self, url: str, attributes: Mapping[str, str]) -> None:
         for name in LOUD:
             logging.getLogger(name).addFilter(_is_not_ours)
+        logging.getLogger(READS_HEADERS).addFilter(_hide_header)
         max_waiting = _max_waiting()
         self._counts = _Counts(max_waiting)
         self._exporter = _Exporter(url, self._counts)
@@ -189,7 +192,11 @@ class _Exporter(SpanExporter):
 
     def __init__(self, url: str, counts: _Counts) -> None:
         self._where = urlsplit(url)._replace(query="", fragment="").geturl()  # a key may be there
-        self._otlp = OTLPSpanExporter(endpoint=url)
+        _ours.are_speaking = True
+        try:
+            self._otlp = OTLPSpanExporter(endpoint=url)
+        finally:
+            _ours.are_speaking = False
         self._counts = counts
         self._has_warned = False
         self._is_closed = threading.Lock()
@@ -226,6 +233,14 @@ _ours = _Ours()
 
 def _is_not_ours(record: logging.LogRecord) -> bool:
     return not _ours.are_speaking
+
+
+def _hide_header(record: logging.LogRecord) -> bool:
+    """One that cannot be read is a password, perhaps; OpenTelemetry says all of it."""
+    if _ours.are_speaking:
+        record.msg = "OTEL_EXPORTER_OTLP_HEADERS: what is not name=value is left out"
+        record.args = ()
+    return True
 
 
 def _max_waiting() -> int:

@@ -227,3 +227,18 @@ def test_its_threads_end_with_it(collector: Collector) -> None:
     tracing.close()
     ours = [thread for thread in threading.enumerate() if "Otel" in thread.name]
     assert set(ours) <= before
+
+
+def test_a_header_that_cannot_be_read_is_left_out_and_not_shown(
+    collector: Collector, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "x-key=one,authorization: Bearer hunter2")
+    tracing = open_tracing(f"{collector.url}?api-key=hunter3")
+    collector.status = 400
+    make_spans(tracing, 1)
+    headers = collector.wait(lambda: collector.headers, "a message")[0]
+    assert {name.lower(): text for name, text in headers.items()}["x-key"] == "one"
+    tracing.close()
+    assert "what is not name=value is left out" in caplog.text
+    assert "spans cannot be sent" in caplog.text
+    assert "hunter" not in caplog.text
