@@ -68,7 +68,7 @@ class LiveSessions:
         self.chosen: str | None = None
         self._client, self._output = client, output
         self._everything = everything
-        self._found = Found([], "")
+        self._found = Found([], "asking the server …", is_known=False)
         self._found_at = -math.inf
         self._stats: Stats | None = None
         self._problem: str | None = None
@@ -284,12 +284,13 @@ class LiveSessions:
         return list(health_line(self._stats, self._problem, age, self._width))
 
     def _head(self) -> StyleAndTextTuples:
-        style = "class:head" if self._found.is_known else BAD
+        is_bad = self._stats is not None and not self._found.is_known
+        style = BAD if is_bad else "class:head"
         return [(style, f"\n{printable(self._found.title)}")]
 
     def _table(self) -> StyleAndTextTuples:
         if not self._found.rows:
-            return [(FAINT, "nothing")]
+            return [(FAINT, "nothing" if self._found.is_known else "")]
         console = Console(
             file=io.StringIO(),
             force_terminal=True,

@@ -80,6 +80,13 @@ async def opened() -> AsyncIterator[Desk]:
             await asyncio.gather(running, return_exceptions=True)
 
 
+async def test_nothing_is_said_of_sessions_before_the_server_has() -> None:
+    with create_pipe_input() as keys:
+        screen = LiveSessions(PlayedServer(), keys, DummyOutput(), everything=False)
+    assert screen._head() == [("class:head", "\nasking the server …")]
+    assert screen._table() == [("class:faint", "")]
+
+
 async def test_keys_that_arrive_together_all_count() -> None:
     async with opened() as desk:
         desk.press(DOWN * 3)
