@@ -312,6 +312,10 @@ class Interactive:
             if growing := self._transcript.growing(self.chat.client):
                 self._print([("", f"{growing}\n")])  # it was read: it does not vanish
             self._print([(NOTE, "The answer goes on without you.\n")])
+        for text in [ask.text for ask in self.chat.client.asks.values() if ask.text]:
+            self._print(
+                [(TROUBLE, "Not sent yet, as far as is known:\n"), ("", f"{harmless(text)}\n")]
+            )
         self._say_goodbye_to_session()
         self._print(self._take())
 

@@ -101,6 +101,21 @@ async def test_a_line_is_asked_and_ctrl_d_leaves(monkeypatch: pytest.MonkeyPatch
         desk.press(CTRL_D)
 
 
+async def test_what_the_server_has_not_confirmed_stays_on_the_screen_of_who_leaves(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    printed: list[str] = []
+    async with opened(monkeypatch) as desk:
+        await answering(desk)
+        desk.press("And\x0awhy?" + ENTER)
+        assert (await desk.next_sent())["type"] == "queue.add"
+        monkeypatch.setattr(
+            desk.screen, "_print", lambda pieces: printed.extend(text for _, text in pieces)
+        )
+        desk.press(CTRL_D)
+    assert "Not sent yet, as far as is known:\nAnd\nwhy?\n" in "".join(printed)
+
+
 async def test_lines_that_are_pasted_are_one_message(monkeypatch: pytest.MonkeyPatch) -> None:
     async with opened(monkeypatch) as desk:
         desk.press(f"{PASTE}one\r\ntwo\nthree{PASTED}")
