@@ -33,6 +33,7 @@ from engine.config import FarDoor
 from engine.core.callers import LOOK_SECONDS
 from engine.core.doors import Door, Gatekeeper, Mail, open_far, open_local
 from engine.far.calls import LORA
+from engine.far.sizes import check_size
 from engine.ipc import (
     PROTOCOL_VERSION,
     Abort,
@@ -257,6 +258,8 @@ class IoThread(threading.Thread):
         try:
             if mail.payload is None:
                 raise ValueError("it has several parts")
+            if door.is_far:
+                check_size(mail.payload)
             message: ClientMessage = decode_client_message(mail.payload)
         except Exception as error:  # whatever garbage can do to a decoder, such as recursion
             self._dismiss(client_id, f"unreadable message: {error}")

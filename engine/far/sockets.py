@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 import zmq
 
 from engine.far.keys import Keys
-from engine.ipc import MAX_MESSAGE_BYTES
+from engine.far.sizes import MAX_BYTES
 
 ZAP_DOMAIN = b"parley"  # not empty: libzmq then refuses protocols that know no ZAP as well
 HANDSHAKE_MS = 5000  # until both have shown their keys; a connection that does not is closed
@@ -37,7 +37,7 @@ def set_server(socket: "zmq.Socket[bytes]", keys: Keys, address: str) -> None:
     socket.set(zmq.TCP_KEEPALIVE_INTVL, KEEPALIVE_SECONDS)
     socket.set(zmq.TCP_KEEPALIVE_CNT, MAX_UNANSWERED)
     socket.set(zmq.TCP_MAXRT, UNTAKEN_MS)
-    socket.set(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
+    socket.set(zmq.MAXMSGSIZE, MAX_BYTES)
     socket.set(zmq.SNDHWM, MAX_UNSENT)
     socket.set(zmq.RCVHWM, MAX_UNREAD)
     socket.set(zmq.IPV6, needs_ipv6(address))

@@ -27,10 +27,11 @@ from engine.client.requests.core_connection import (
     new_client_id,
 )
 from engine.client.requests.core_link import CoreState
-from engine.errors import EngineStartError
+from engine.errors import EngineStartError, ValidationError
 from engine.far.keys import KeysError, read_keys
+from engine.far.sizes import check_size
 from engine.far.sockets import set_client
-from engine.ipc import Hello, Ready
+from engine.ipc import ClientMessage, Hello, Ready
 
 logger = logging.getLogger(__name__)
 
@@ -100,6 +101,15 @@ class FarCoreConnection(CoreConnection):
             while self.ready is None and self._socket.poll(int(HELLO_SECONDS * 1000)):
                 self._dispatch(self._socket.recv())
         return self.ready
+
+    def _pack(self, message: ClientMessage) -> bytes:
+        """What is too large would end the connection, and with it all that others have asked."""
+        payload = super()._pack(message)
+        try:
+            check_size(payload)
+        except ValueError as problem:
+            raise ValidationError(str(problem), "request") from None
+        return payload
 
     # ---- the socket, which connects once --------------------------------------------------------
 

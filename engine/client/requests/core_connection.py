@@ -113,13 +113,16 @@ class CoreConnection:
 
         `ValidationError` for one that is too long, or that cannot be encoded.
         """
-        payload = pack(message)
+        payload = self._pack(message)
         try:
             self._socket.send(payload, zmq.NOBLOCK)
         except zmq.ZMQError:  # EAGAIN: no connection; ENOTSOCK: closed
             return False
         self._receive_soon()
         return True
+
+    def _pack(self, message: ClientMessage) -> bytes:
+        return pack(message)
 
     def check(self, params: SamplingParams) -> None:
         """Our own does all that there is."""

@@ -16,9 +16,9 @@ from engine.core.doors import Gatekeeper
 from engine.core.io_thread import ClientGone, IoThread
 from engine.far import sockets
 from engine.far.keys import Keys, make_keys, read_keys, trust
+from engine.far.sizes import MAX_BYTES, MAX_OTHER_BYTES
 from engine.far.sockets import MAX_REPLY_BYTES, set_client
 from engine.ipc import (
-    MAX_MESSAGE_BYTES,
     AddRequest,
     Dead,
     Hello,
@@ -129,8 +129,19 @@ def test_a_message_that_is_too_long_ends_its_connection_unread(io: FarIo) -> Non
     peer = io.peer("long", io.keys)
     peer.join()
     num_decoded = len(io.decoded)
-    peer.send(b"\0" * (MAX_MESSAGE_BYTES + 1))
+    peer.send(b"\0" * (MAX_BYTES + 1))
     peer.wait_until_closed()
+    assert len(io.decoded) == num_decoded
+    io.check_good()
+
+
+def test_a_message_that_would_take_long_to_read_ends_its_client_unread(io: FarIo) -> None:
+    peer = io.peer("slow", io.keys)
+    peer.join()
+    num_decoded = len(io.decoded)
+    peer.send(Utility(1, "metrics", [[]] * MAX_OTHER_BYTES))
+    dead = peer.receive()
+    assert isinstance(dead, Dead) and "besides token ids" in dead.reason
     assert len(io.decoded) == num_decoded
     io.check_good()
 

@@ -14,6 +14,7 @@ from engine.client.far.connection import CoreRefusal, FarCoreConnection
 from engine.client.requests.core_link import CoreState, Exactness
 from engine.errors import EngineGenerateError, EngineStartError, ValidationError
 from engine.far.keys import make_keys, trust
+from engine.far.sizes import MAX_OTHER_BYTES
 from engine.ipc import Ready
 from engine.lora import LoRARequest
 from engine.sampling_params import RequestOutputKind, SamplingParams
@@ -94,6 +95,17 @@ async def test_a_stop_is_confirmed_by_the_core(
         assert outputs[-1].outputs[0].finish_reason == "abort"
         assert outputs[-1].metrics is not None and outputs[-1].metrics.core_confirmed
     await settle(lambda: not core.scheduler.sequences)
+
+
+async def test_what_the_core_would_not_read_is_refused_here_and_costs_no_connection(
+    machines: Machines, core: ThreadedCore, model: Path
+) -> None:
+    async with joined(machines, model) as engine:
+        client_id = engine._client.link.client_id  # type: ignore[attr-defined]
+        with pytest.raises(ValidationError, match="besides token ids"):
+            await engine._call("metrics", "x" * MAX_OTHER_BYTES)
+        assert (await ask(engine, 5))[0] == counted(5)
+        assert engine._client.link.client_id == client_id  # type: ignore[attr-defined]
 
 
 async def test_a_connection_that_breaks_is_made_anew_and_no_token_is_lost_or_repeated(
