@@ -35,7 +35,7 @@ logger = structlog.get_logger("server")
 
 PIECE_TOKENS = 8  # of a reply that comes as a whole, where a stream left tokens out
 MAX_ERROR_CHARACTERS = 300
-MAX_BUSY_TRIES = 8  # of one answer
+MAX_BUSY_TRIES = 8  # of one answer, without a new token
 
 
 class Way(Protocol):
@@ -139,7 +139,7 @@ class OpenAnswers:
 
     async def _carry_out(self, answer: OpenAnswer) -> None:
         """Ask for it until it has ended, or cannot be had."""
-        num_busy, is_gap = 0, False
+        num_busy, num_tokens, is_gap = 0, 0, False
         failed: RemoteProblem = Broken("nothing of it has come")
         while self._is_open(answer) and not answer.is_aborting:
             if answer.num_tries_in_vain >= MAX_TRIES_IN_VAIN:
@@ -152,6 +152,8 @@ class OpenAnswers:
                     self._refuse_to_continue(answer)
                 continue
             except BadStatus as problem:
+                if len(answer.token_ids) > num_tokens:  # it has gone on since
+                    num_busy, num_tokens = 0, len(answer.token_ids)
                 if problem.is_busy and num_busy < MAX_BUSY_TRIES:
                     num_busy += 1
                     answer.num_tries_in_vain -= 1

@@ -146,6 +146,16 @@ async def test_an_engine_with_too_much_to_do_is_a_full_queue(stand_in: StandIn, 
         await joined.ask()
 
 
+async def test_an_answer_that_goes_on_may_meet_a_busy_engine_again_and_again(
+    stand_in: StandIn, join: Join
+) -> None:
+    await stand_in.start()
+    joined = await join(stand_in, patience=Patience(busy=0.0, look=0.01))
+    stand_in.faults.extend(["cut", *["503"] * 5, "cut", *["503"] * 5])
+    answer = await joined.ask()
+    assert (answer.token_ids, answer.reason) == (WHOLE, "length")
+
+
 async def test_what_a_kind_cannot_do_is_refused_by_name_before_anything_is_sent(
     remote: Joined,
 ) -> None:
