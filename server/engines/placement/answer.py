@@ -4,6 +4,7 @@ It counts what was shown, so that another engine can go on after the last token.
 function of its tokens, in every engine alike: what was held back of it is found out anew.
 """
 
+import contextlib
 import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -20,6 +21,7 @@ from server.engines.client import (
     RequestOutput,
     RequestOutputKind,
     RequestProgress,
+    RetryableRequestError,
     SamplingParams,
     TokensPrompt,
 )
@@ -83,11 +85,20 @@ class PlacedAnswer:
         who is given its text alone takes back neither thoughts nor calls.
         """
         exactness = member.engine.exactness
+        if not self.fits(member):
+            return False
         if not self.token_ids or exactness is Exactness.EXACT:
             return True
         if exactness is Exactness.NONE or self.params.structured_outputs is not None:
             return False
         return exactness is not Exactness.TEXT or self._is_text_alone(member.engine)
+
+    def fits(self, member: Member) -> bool:
+        """An engine that was added since it has begun may have a shorter context."""
+        length = len(self.prompt["prompt_token_ids"]) + len(self.token_ids)
+        with contextlib.suppress(RetryableRequestError):  # then nothing is known of it yet
+            return not self.token_ids or length < member.engine.model_config.max_model_len
+        return True
 
     def _is_text_alone(self, engine: EngineClient) -> bool:
         if self._is_plain and self.options.get("marks") is not None:

@@ -178,7 +178,11 @@ class MovingAnswers:
         return None if answer.is_stopped else member
 
     def _choose(self, answer: PlacedAnswer, avoided: Sequence[Member]) -> Member | None:
-        members = [member for member in self._engines.members if member not in avoided]
+        members = [
+            member
+            for member in self._engines.members
+            if member not in avoided and answer.fits(member)
+        ]
         return self._placement.choose(answer.session_id, members)
 
     def _are_others_first(self, suspect: PlacedAnswer) -> bool:

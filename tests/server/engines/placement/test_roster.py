@@ -2,9 +2,10 @@
 
 import asyncio
 
+import msgspec
 import pytest
 
-from server.engines.client import Exactness, StructuredOutputsParams
+from server.engines.client import CoreState, Exactness, StructuredOutputsParams
 from tests.server.helpers.scripted_links import ANSWER, Site, ids_of, params_of
 
 
@@ -147,6 +148,29 @@ async def test_an_answer_with_a_form_stays_where_no_other_engine_could_go_on_wit
     mine.emit("r", finish_reason="stop")
     await reader.task
     assert (reader.text, reader.reason) == ("{}", "stop")
+
+
+async def test_an_answer_that_is_too_long_for_another_engine_stays_or_waits_for_its_own(
+    site: Site,
+) -> None:
+    ids = ids_of(site)
+    reader, mine, other = await site.begin("r", *ids[:11])
+    assert other.ready is not None
+    other.ready = msgspec.structs.replace(other.ready, max_model_len=10)
+    other._enter(CoreState.READY, "")
+    site.change(site.place_of("r"), is_draining=True, must_move=True)
+    await site.settle()
+    assert mine.aborted == [] == other.sent
+    site.change(site.place_of("r"), is_draining=False, must_move=False)
+    mine.die()
+    await site.settle()
+    assert other.sent == []
+    mine.come()
+    await site.settle()
+    assert mine.sent[-1].resume_token_ids == ids[:11]
+    mine.emit("r", *ids[11:], finish_reason="length")
+    await reader.task
+    assert reader.text == ANSWER
 
 
 async def test_an_engine_that_is_added_takes_answers(site: Site) -> None:
