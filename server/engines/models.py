@@ -214,21 +214,24 @@ class Models:
                 found[status.name] = [EngineFigures.of_unloaded(one) for one in status.engines]
         return found
 
-    async def drain(self, engine: str, *, is_draining: bool, must_move: bool = False) -> None:
+    async def drain(
+        self, engine: str, model: str | None = None, *, is_draining: bool, must_move: bool = False
+    ) -> None:
         """Have an engine take no new answers, and perhaps keep none; or take them again.
 
-        Raises `EngineRefused`, and `TimeoutError`, as the three that follow.
+        That of one model, or all of this name. Raises `EngineRefused`, and `TimeoutError`, as the
+        three that follow.
         """
-        wish = {"is_draining": is_draining, "must_move": must_move}
+        wish = {"model": model, "is_draining": is_draining, "must_move": must_move}
         await self._ask({"type": "drain_engine", "engine": engine, **wish})
 
     async def add_engine(self, entry: str) -> None:
         """Have one more engine, written as `PARLEY_ENGINES` has them."""
         await self._ask({"type": "add_engine", "engine": entry})
 
-    async def remove_engine(self, engine: str) -> None:
-        """Have one less."""
-        await self._ask({"type": "remove_engine", "engine": engine})
+    async def remove_engine(self, engine: str, model: str | None = None) -> None:
+        """Have one less, or all of this name."""
+        await self._ask({"type": "remove_engine", "engine": engine, "model": model})
 
     async def restart_engine(self, engine: str, model: str | None = None) -> None:
         """Have one that is ours replaced; that of a model that has one alone has its name."""

@@ -160,12 +160,14 @@ class ModelKeepers:
         if model is not None and model.status.state in here and self.are_many:
             model.is_leaving = True
 
-    def drain_engine(self, name: str, *, is_draining: bool, must_move: bool) -> None:
+    def drain_engine(
+        self, name: str, model_name: str | None = None, *, is_draining: bool, must_move: bool
+    ) -> None:
         """Have one of several engines take no new answers, or take them again.
 
-        Raises `EngineRefused`, as the two that follow.
+        That of one model, or all of this name. Raises `EngineRefused`, as the two that follow.
         """
-        for group in self._groups_with(name):
+        for group in self._groups_with(name, model_name):
             group.drain(name, is_draining=is_draining, must_move=must_move)
 
     def add_engine(self, entry: EngineEntry) -> None:
@@ -180,9 +182,9 @@ class ModelKeepers:
             raise EngineRefused(f"there are {MAX_ENGINES} engines by now")
         self._group_of(model).add(entry)
 
-    def remove_engine(self, name: str) -> None:
-        """One less; the last one of a model stays."""
-        for group in self._groups_with(name):
+    def remove_engine(self, name: str, model_name: str | None = None) -> None:
+        """One less, of one model or of all that have one of this name; the last one stays."""
+        for group in self._groups_with(name, model_name):
             group.remove(name)
 
     def restart_engine(self, name: str, model_name: str | None = None) -> None:
@@ -215,12 +217,13 @@ class ModelKeepers:
         except EngineRefused as refusal:
             raise EngineRefused(f"{name}: {refusal}") from None
 
-    def _groups_with(self, name: str) -> list[GroupKeeper]:
+    def _groups_with(self, name: str, model_name: str | None) -> list[GroupKeeper]:
         """Of each model that has an engine of this name: `native` alone is one of each."""
         models = [
             model
             for model in self._models.values()
             if any(status.name == name for status in model.status.engines)
+            and model_name in (None, model.name)
         ]
         if not models:
             raise EngineRefused(f"there is no engine {name}")

@@ -327,12 +327,13 @@ class Supervisor:
             match line:
                 case {"type": "drain_engine", "engine": str(name), "is_draining": bool(drains)}:
                     moves = line.get("must_move") is True
-                    models.drain_engine(name, is_draining=drains, must_move=moves)
+                    model = line.get("model")
+                    models.drain_engine(name, model, is_draining=drains, must_move=moves)
                 case {"type": "add_engine", "engine": str(text)}:
                     (entry,) = parse_engines([text])
                     models.add_engine(entry.with_files_in(self._data / "engines"))
                 case {"type": "remove_engine", "engine": str(name)}:
-                    models.remove_engine(name)
+                    models.remove_engine(name, line.get("model"))
                 case {"type": "restart_engine", "engine": str(name)}:
                     models.restart_engine(name, line.get("model"))
         except (EngineRefused, ValueError) as refusal:

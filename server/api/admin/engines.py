@@ -23,17 +23,25 @@ from server.protocol.client_frames import to_struct
 from server.protocol.errors import ApiError, invalid_field
 from server.protocol.titles import given_line
 
+ModelName = Annotated[str, Meta(min_length=1, max_length=200)]
 
-class DrainEngineBody(Struct, frozen=True):
+
+class EngineOf(Struct, frozen=True):
+    """`model`: whose engine, where several models have one of this name; null: of all of them."""
+
+    model: ModelName | None = None
+
+
+class DrainEngineBody(EngineOf, frozen=True):
     """`move`: also the answers that it has go on at others."""
 
     move: bool = False
 
 
 class RestartEngineBody(Struct, frozen=True):
-    """`model`: whose engine, where several models have one of this name."""
+    """`model`: whose engine; it is needed where several models have one of this name."""
 
-    model: Annotated[str, Meta(min_length=1, max_length=200)] | None = None
+    model: ModelName | None = None
     reason: Reason = ""
 
 
@@ -84,6 +92,7 @@ class AdminEngineOperations:
                 access=Access.ADMIN,
                 endpoint=self.resume,
                 summary="Have an engine take new answers again",
+                body=EngineOf,
                 answers={202: AskedEngine},
             ),
             Operation(
@@ -102,6 +111,7 @@ class AdminEngineOperations:
                 access=Access.ADMIN,
                 endpoint=self.remove,
                 summary="Let an engine go; its answers go on at others",
+                query=EngineOf,
                 answers={202: AskedEngine},
             ),
         ]
@@ -113,29 +123,32 @@ class AdminEngineOperations:
 
     async def drain(self, call: Call) -> Response:
         body: DrainEngineBody = to_struct(await call.body(), DrainEngineBody)
-        name = self._known(call)
-        self._check_others(name)
-        await self._note(call, "engine.drain", name)
-        return await _asked(name, self._models.drain(name, is_draining=True, must_move=body.move))
+        name, model = self._known(call, body.model), body.model
+        self._check_others(name, model)
+        await self._note(call, "engine.drain", name, model or "")
+        drains = self._models.drain(name, model, is_draining=True, must_move=body.move)
+        return await _asked(name, drains)
 
     async def resume(self, call: Call) -> Response:
-        name = self._known(call)
-        await self._note(call, "engine.resume", name)
-        return await _asked(name, self._models.drain(name, is_draining=False))
+        body: EngineOf = to_struct(await call.body(), EngineOf)
+        name, model = self._known(call, body.model), body.model
+        await self._note(call, "engine.resume", name, model or "")
+        return await _asked(name, self._models.drain(name, model, is_draining=False))
 
     async def restart(self, call: Call) -> Response:
         body: RestartEngineBody = to_struct(await call.body(), RestartEngineBody)
         name, reason = call.path("name"), given_line("reason", body.reason)
         if name not in {model.name for model in self._models.statuses if not model.engines}:
-            self._known(call)
+            self._known(call, body.model)
         await self._note(call, "engine.restart", name, f"{body.model or ''} {reason}".strip())
         return await _asked(name, self._models.restart_engine(name, body.model))
 
     async def remove(self, call: Call) -> Response:
-        name = self._known(call)
-        self._check_others(name)
-        await self._note(call, "engine.remove", name)
-        return await _asked(name, self._models.remove_engine(name))
+        model: str | None = call.query.model
+        name = self._known(call, model)
+        self._check_others(name, model)
+        await self._note(call, "engine.remove", name, model or "")
+        return await _asked(name, self._models.remove_engine(name, model))
 
     async def add(self, call: Call) -> Response:
         body: EngineBody = to_struct(await call.body(), EngineBody)
@@ -146,20 +159,24 @@ class AdminEngineOperations:
         await self._note(call, "engine.add", body.engine)
         return await _asked(entry.name, self._models.add_engine(body.engine))
 
-    def _known(self, call: Call) -> str:
+    def _known(self, call: Call, model: str | None) -> str:
         name = call.path("name")
-        found = self._models.engine_figures()
-        if not any(one.name == name for figures in found.values() for one in figures):
+        if not any(one.name == name for figures in self._of(model) for one in figures):
             raise ApiError("not_found", "this host has no such engine")
         return name
 
-    def _check_others(self, name: str) -> None:
+    def _check_others(self, name: str, model: str | None) -> None:
         """Somebody must answer, as far as this worker sees; the supervisor has the last word."""
-        for figures in self._models.engine_figures().values():
+        for figures in self._of(model):
             states = {one.name: one.state for one in figures if not one.is_draining}
             is_loaded = states.pop(name, "not_loaded") != "not_loaded"
             if is_loaded and "ready" not in states.values():
                 raise ApiError("engine_refused", "no other engine takes answers")
+
+    def _of(self, model: str | None) -> list[list[EngineFigures]]:
+        """The engines of this model, or of each."""
+        found = self._models.engine_figures()
+        return [figures for name, figures in found.items() if model in (None, name)]
 
     async def _note(self, call: Call, action: str, target: str, reason: str = "") -> None:
         await self._admin.auditor.note(actor_of(call), action, target, reason)

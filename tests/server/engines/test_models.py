@@ -74,11 +74,12 @@ def test_engines_of_a_model_that_is_not_loaded_are_listed_as_that(worker: Worker
 
 
 async def test_a_change_of_engines_has_the_word_of_the_supervisor(worker: Worker) -> None:
-    first = asyncio.ensure_future(worker.models.drain("x", is_draining=True))
+    first = asyncio.ensure_future(worker.models.drain("x", "a", is_draining=True))
     second = asyncio.ensure_future(worker.models.remove_engine("y"))
     await asyncio.sleep(0)
     numbers = [line["number"] for line in worker.told]
-    assert [line["type"] for line in worker.told] == ["drain_engine", "remove_engine"]
+    asked = [(line["type"], line["engine"], line["model"]) for line in worker.told]
+    assert asked == [("drain_engine", "x", "a"), ("remove_engine", "y", None)]
     worker.models.hear(numbers[1], "no other engine takes answers")
     worker.models.hear(numbers[0], None)
     worker.models.hear(numbers[0], "again")

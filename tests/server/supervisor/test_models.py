@@ -492,3 +492,16 @@ def test_an_engine_elsewhere_is_restarted_by_nobody() -> None:
 def test_of_engines_of_one_name_the_model_tells_which_starts_again() -> None:
     with pytest.raises(EngineRefused, match="name the model, too"):
         groups("native").restart_engine("native")
+
+
+def test_of_engines_of_one_name_the_model_tells_which_is_drained_and_removed() -> None:
+    keepers = groups()
+    keepers.drain_engine("native-1", "a", is_draining=True, must_move=False)
+    drained = [[engine.is_draining for engine in status.engines] for status in keepers.statuses]
+    assert drained == [[True, False], [False, False]]
+    keepers.remove_engine("native-1", "a")
+    assert names(keepers) == [["native-2"], ["native-1", "native-2"]]
+    with pytest.raises(EngineRefused, match="nobody has asked b yet"):
+        keepers.remove_engine("native-1", "b")
+    with pytest.raises(EngineRefused, match="no engine native-1"):
+        keepers.remove_engine("native-1", "a")
