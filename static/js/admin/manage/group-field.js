@@ -79,10 +79,10 @@ export function GroupField({ field: { name, search, current }, value, onSet }) {
       <input type="search" maxlength="100" placeholder="a part of its name" autocomplete="off" spellcheck="false"
         onKeyDown=${stay} onInput=${(event) => search.look(event.target.value)} />
     </label>
+    <p class="muted" role="status">${search.word}</p>
     <div class="found-groups">
       ${shown.map((group) => html`<${Pick} key=${group?.id ?? ""} name=${name} group=${group} value=${value} onPick=${pick} />`)}
     </div>
-    <p class="muted" role="status">${search.word}</p>
   </fieldset>`;
 }
 
