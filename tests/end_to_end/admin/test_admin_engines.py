@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from playwright.async_api import Browser, Locator, Page, expect
 
+from tests.end_to_end.admin.manage.test_outage import whole as whole  # the fixture
 from tests.end_to_end.admin.test_admin_outages import halted
 from tests.end_to_end.browser.test_browser import browser as browser  # the fixture
 from tests.end_to_end.browser.test_browser import pytestmark as needs_browser
@@ -57,9 +58,10 @@ async def test_each_engine_is_shown_with_its_share_and_what_becomes_of_its_answe
 ) -> None:
     cells = engine(page, "native-1").get_by_role("cell")
     shown = [text.strip() for text in await cells.all_inner_texts()]
-    assert shown[1].startswith("oracle")
-    assert [shown[0], *shown[2:5]] == ["native-1", "native", "ready", "50 %"]
-    assert shown[9] == "goes on bit for bit"
+    name, about = shown[0].split("\n")
+    assert name == "native-1" and about.startswith("oracle") and about.endswith("· native")
+    assert shown[1:3] == ["ready", "50 %"]
+    assert shown[7] == "goes on bit for bit"
 
 
 async def test_an_engine_is_drained_and_takes_answers_again_by_keyboard(
@@ -79,6 +81,41 @@ async def test_an_engine_is_drained_and_takes_answers_again_by_keyboard(
     await expect(engine(page, "native-1")).to_contain_text("50 %")
     async with Http(pair, admin_token(pair)) as admin:
         assert await audit(admin, "native-1") == ["engine.resume", "engine.drain"]
+
+
+async def test_of_engines_of_one_name_only_that_of_the_row_is_drained_and_removed(
+    browser: Browser, whole: Server
+) -> None:
+    async with Http(whole, admin_token(whole)) as admin:
+        await admin.post("/v1/admin/models/load", {"name": "two"})
+        path = "/v1/admin/engines/native-1"
+        for model in ("one", "two"):
+            unknown = await admin.post(f"{path}/drain", {"model": f"{model}x"})
+            assert unknown.status_code == 404
+        async with console(browser, whole, "#server") as page:
+            rows = [
+                engine(page, f"{model} · native").filter(has_text="native-1")
+                for model in ("one", "two")
+            ]
+            for row in rows:
+                await expect(row).to_contain_text("ready")
+                await expect(row).to_contain_text("50 %")
+            await deed(page, "Drain native-1 of two").click()
+            await page.get_by_role("dialog").get_by_role("button", name="Drain").click()
+            await expect(page.get_by_text("native-1 of two is draining.")).to_be_visible()
+            await expect(rows[1]).to_contain_text("draining")
+            await expect(rows[0]).to_contain_text("50 %")
+            await deed(page, "Undrain native-1 of two").click()
+            await expect(rows[1]).not_to_contain_text("draining")
+            await deed(page, "Remove native-1 of two").click()
+            await page.get_by_role("dialog").get_by_role("button", name="Remove").click()
+            await expect(rows[1]).to_have_count(0)
+            await expect(deed(page, "Drain native-1")).to_be_visible()  # the only one by now
+            await expect(rows[0]).to_contain_text("50 %")
+        entries = (await admin.get("/v1/admin/audit?target=native-1")).json()["entries"]
+        noted = [(entry["action"], entry["reason"]) for entry in entries]
+        actions = ("engine.remove", "engine.resume", "engine.drain")
+        assert noted == [(action, "two") for action in actions]
 
 
 async def test_an_engine_is_added_and_removed_and_a_hostile_name_is_only_words(

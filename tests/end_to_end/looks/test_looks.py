@@ -59,8 +59,8 @@ LOOKS = [
     admin-notice light wide, admin-notice dark phone, admin-settings light wide,
     admin-settings dark phone, admin-user-refused light wide, admin-user-refused dark phone,
     hostile-users dark wide, hostile-users light phone, hostile-audit light phone,
-    hostile-session dark wide, admin-engines light wide, admin-older dark phone,
-    admin-choosing light wide, admin-choosing dark phone
+    hostile-session dark wide, admin-engines light wide, admin-engines dark phone,
+    admin-older dark phone, admin-choosing light wide, admin-choosing dark phone
 """.split(",")
 ]
 FONTS = {  # family: the package of Debian that has it

@@ -31,7 +31,7 @@ const EXACTNESS = {
  * @param {object[]} given.engines of `/v1/admin/engines` @param {object | null} given.health for models with one alone
  */
 export function Engines({ admin, engines, health }) {
-  const rows = [...engines, ...single(engines, health)];
+  const rows = [...engines, ...single(engines, health)].map((engine, _, all) => ({ ...engine, called: calledIn(all, engine) }));
   return html`<section aria-labelledby="engines">
     <header class="section-head">
       <h2 id="engines">Engines</h2>
@@ -59,6 +59,11 @@ const figuresOf = (worker) => ({
   kv_blocks_free: worker.kv_blocks_free,
 });
 
+/** Its name, and whose it is where several models have an engine of that name. */
+function calledIn(all, { name, model }) {
+  return all.some((other) => other.name === name && other.model !== model) ? `${name} of ${model}` : name;
+}
+
 /** @returns {import("../frame/order.js").Column[]} */
 function columnsOf(admin, engines) {
   const weightOf = (model) => engines.filter((one) => one.model === model && !one.draining).reduce((sum, { weight }) => sum + weight, 0);
@@ -66,8 +71,6 @@ function columnsOf(admin, engines) {
   const known = (value) => (value === undefined ? null : count(value));
   return [
     { id: "name", label: "Name", cell: (engine) => html`<${Name} engine=${engine} />` },
-    { id: "model", label: "Model", cell: ({ model }) => model },
-    { id: "kind", label: "Kind", cell: ({ kind }) => kind },
     { id: "state", label: "State", cell: (engine) => html`<${State} engine=${engine} />` },
     { id: "share", label: "Share", number: true, cell: (engine) => `${Math.round(100 * shareOf(engine))} %` },
     { id: "running", label: "Running", number: true, cell: ({ running }) => known(running) },
@@ -75,12 +78,15 @@ function columnsOf(admin, engines) {
     { id: "kv", label: "KV in use", number: true, cell: ({ kv_blocks: all, kv_blocks_free: free }) => (all ? `${Math.round((100 * (all - free)) / all)} %` : null) },
     { id: "sessions", label: "Sessions", number: true, cell: ({ sessions }) => known(sessions) },
     { id: "exactness", label: "If it dies, an answer", cell: ({ exactness }) => EXACTNESS[exactness] ?? null },
-    { id: "deeds", label: "What can be done", isDeed: true, kind: "deeds", cell: (engine) => html`<${Deeds} admin=${admin} engine=${engine} models=${modelsWith(engines, engine.name)} />` },
+    { id: "deeds", label: "What can be done", isDeed: true, kind: "deeds", cell: (engine) => html`<${Deeds} admin=${admin} engine=${engine} />` },
   ];
 }
 
-function Name({ engine: { name, url, problem } }) {
-  return html`<span class="name">${name}</span>${url && html` <small>${url}</small>`}${problem && html`<p class="problem">${problem}</p>`}`;
+function Name({ engine: { name, model, kind, url, problem } }) {
+  return html`<span class="name">${name}</span>
+    <small>${model} · ${kind}</small>
+    ${url && html`<small>${url}</small>`}
+    ${problem && html`<p class="problem">${problem}</p>`}`;
 }
 
 function State({ engine: { state, draining } }) {
@@ -88,60 +94,58 @@ function State({ engine: { state, draining } }) {
   return html`<span class=${`state ${draining && tone === "good" ? "warn" : tone}`}>${draining ? `${word}, draining` : word}</span>`;
 }
 
-/** Engines of one name in several models are drained and removed together. */
-function modelsWith(engines, name) {
-  const models = engines.filter((one) => one.name === name).map(({ model }) => model);
-  return models.length > 1 ? `Of all models that have an engine of this name: ${models.join(", ")}. ` : "";
-}
-
-function Deeds({ admin, engine, models }) {
-  const { name, state, url, isAlone } = engine;
+function Deeds({ admin, engine }) {
+  const { called, state, url, isAlone } = engine;
   const canRestart = !url && RUNNING.has(state) && admin.may(OPERATE);
-  return html`${!isAlone && html`<${Draining} admin=${admin} engine=${engine} models=${models} />`}
-    ${canRestart && html`<button type="button" class="plain small" aria-label=${`Restart ${name}`} onClick=${() => restart(admin, engine)}>Restart …</button>`}
-    ${!isAlone && html`<button type="button" class="plain small danger" aria-label=${`Remove ${name}`} onClick=${() => remove(admin, name, models)}>Remove …</button>`}`;
+  return html`${!isAlone && html`<${Draining} admin=${admin} engine=${engine} />`}
+    ${canRestart && html`<button type="button" class="plain small" aria-label=${`Restart ${called}`} onClick=${() => restart(admin, engine)}>Restart …</button>`}
+    ${!isAlone && html`<button type="button" class="plain small danger" aria-label=${`Remove ${called}`} onClick=${() => remove(admin, engine)}>Remove …</button>`}`;
 }
 
 /** One button, which keeps the focus. */
-function Draining({ admin, engine: { name, draining }, models }) {
-  const [word, dots, deed] = draining ? ["Undrain", "", resume] : ["Drain", " …", drain];
-  return html`<button type="button" class="plain small" aria-label=${`${word} ${name}`} onClick=${() => deed(admin, name, models)}>${word}${dots}</button>`;
+function Draining({ admin, engine }) {
+  const [word, dots, deed] = engine.draining ? ["Undrain", "", resume] : ["Drain", " …", drain];
+  return html`<button type="button" class="plain small drain" aria-label=${`${word} ${engine.called}`} onClick=${() => deed(admin, engine)}>${word}${dots}</button>`;
 }
 
-const pathOf = (name) => `/engines/${encodeURIComponent(name)}`;
+const pathOf = ({ name }) => `/engines/${encodeURIComponent(name)}`;
 
-function resume(admin, name) {
-  return admin.act((api) => api.post(`${pathOf(name)}/resume`), `${name} takes new answers.`);
+function resume(admin, engine) {
+  const { model, called } = engine;
+  return admin.act((api) => api.post(`${pathOf(engine)}/resume`, { model }), `${called} takes new answers.`);
 }
 
-function drain(admin, name, models) {
+function drain(admin, engine) {
+  const { model, called } = engine;
   ask(admin, {
-    title: `Drain ${name}`,
-    text: `${models}It takes no new answers. Those that it has end there.`,
+    title: `Drain ${called}`,
+    text: "It takes no new answers. Those that it has end there.",
     check: "Have them go on at other engines at once",
     deed: "Drain",
-    act: ({ isChecked: move }) => admin.act((api) => api.post(`${pathOf(name)}/drain`, { move }), `${name} is draining.`),
+    act: ({ isChecked: move }) => admin.act((api) => api.post(`${pathOf(engine)}/drain`, { move, model }), `${called} is draining.`),
   });
 }
 
-function restart(admin, { name, model, isAlone }) {
+function restart(admin, engine) {
+  const { model, called } = engine;
   ask(admin, {
-    title: isAlone ? `Restart ${name}` : `Restart ${name} of ${model}`,
+    title: `Restart ${called}`,
     text: "Its answers stand still until it is ready, then go on with the same text: seconds for a small model, minutes for a large one.",
     reason: WHY,
     deed: "Restart",
     danger: true,
-    act: ({ reason }) => admin.act((api) => api.post(`${pathOf(name)}/restart`, { model, reason }), `${name} starts again.`),
+    act: ({ reason }) => admin.act((api) => api.post(`${pathOf(engine)}/restart`, { model, reason }), `${called} starts again.`),
   });
 }
 
-function remove(admin, name, models) {
+function remove(admin, engine) {
+  const { model, called } = engine;
   ask(admin, {
-    title: `Remove ${name}`,
-    text: `${models}Its answers go on at other engines. Five seconds later its process ends, if it is ours.`,
+    title: `Remove ${called}`,
+    text: "Its answers go on at other engines. Five seconds later its process ends, if it is ours.",
     deed: "Remove",
     danger: true,
-    act: () => admin.act((api) => api.delete(pathOf(name)), `${name} is being removed.`),
+    act: () => admin.act((api) => api.delete(`${pathOf(engine)}?model=${encodeURIComponent(model)}`), `${called} is being removed.`),
   });
 }
 

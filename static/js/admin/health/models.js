@@ -23,9 +23,9 @@ function Model({ admin, model, areMany }) {
     <span class="name">${name}${model.default && areMany && html` <small>default</small>`}</span>
     <span class=${`state ${state}`}>${STATES[state] ?? state}${share}</span>
     <span class="facts">${facts(model)}</span>
-    ${canLoad && html`<button type="button" class="plain" aria-label=${`Load ${name}`} onClick=${() => move(admin, name, "load")}>Load</button>`}
+    ${canLoad && html`<button type="button" class="plain small" aria-label=${`Load ${name}`} onClick=${() => move(admin, name, "load")}>Load</button>`}
     ${areMany && state === "loaded" &&
-    html`<button type="button" class="plain" aria-label=${`Unload ${name}`}
+    html`<button type="button" class="plain small" aria-label=${`Unload ${name}`}
       onClick=${() => move(admin, name, "unload")}>Unload</button>`}
     ${problem && html`<p class="problem">${problem}</p>`}
   </li>`;

@@ -68,9 +68,9 @@ SESSION = [
 ]
 WHY = {"Why, for the audit log": "a new version"}
 ENGINES = [
-    Deed("Drain native-1", "Drain", "native-1 is draining."),
-    Deed("Undrain native-1", "", "native-1 takes new answers."),
-    Deed("Restart native-1", "Restart", "native-1 starts again.", WHY),
+    Deed("Drain native-1 of one", "Drain", "native-1 of one is draining."),
+    Deed("Undrain native-1 of one", "", "native-1 of one takes new answers."),
+    Deed("Restart native-1 of one", "Restart", "native-1 of one starts again.", WHY),
     Deed(
         "Add an engine …", "Add", "is being made ready.", {"As in PARLEY_ENGINES": "native;name=c"}
     ),
@@ -233,7 +233,7 @@ async def test_who_lacks_a_scope_does_not_see_the_buttons_that_need_it(
     async with Http(whole, admin_token(whole)) as admin:
         helper = await new_user(admin, roles=["admin"], scopes=["admin"])
     needed = page.get_by_role("button", name=DETACHED)
-    places = {"engines": "Drain native-1", "user": "Disable …", "session": "Evict …"}
+    places = {"engines": "Drain native-1 of one", "user": "Disable …", "session": "Evict …"}
     for num_scopes in (3, 1):
         for place, other in places.items():
             address, _ = PLACES[place]

@@ -121,12 +121,15 @@ NOTHING: dict[str, msgspec.Struct] = {
 }
 
 
+LONG_MODEL = "mistral-small-3.2-24b-instruct-2506"
+
+
 def engines() -> list[AdminEngine]:
     refused = "the certificate is not one for gpu1.example"
     return [
         AdminEngine(
             name=name,
-            model="demo",
+            model=model,
             kind=kind,
             weight=1.0,
             state=state,
@@ -142,10 +145,11 @@ def engines() -> list[AdminEngine]:
             kv_blocks_free=128,
             exactness=exactness,
         )
-        for name, kind, state, url, exactness in (
-            ("first", "native", "ready", None, "exact"),
-            ("second", "native", "ready", None, "exact"),
-            ("far-away", "vllm", "dead", "https://gpu1.example:8000", "tokens"),
+        for name, model, kind, state, url, exactness in (
+            ("first", "demo", "native", "ready", None, "exact"),
+            ("second", "demo", "native", "connecting", None, "exact"),
+            ("far-away", "demo", "vllm", "dead", "https://gpu1.example:8000", "tokens"),
+            ("first", LONG_MODEL, "native", "ready", None, "exact"),
         )
     ]
 

@@ -14,6 +14,7 @@ from server.config.models import ModelState
 from tests.end_to_end.looks.admin_states import State, signed_in
 from tests.end_to_end.looks.manage.answers import (
     HOSTILE,
+    LONG_MODEL,
     NOTHING,
     OPEN_GROUP,
     OPEN_SESSION,
@@ -35,6 +36,8 @@ PLACES = {  # name: what stands behind the `#`
     "settings": "settings",
 }
 SESSIONS = {"sessions": "sessions?show=all", "session": f"sessions?open={OPEN_SESSION}&show=all"}
+SCROLLING = """all => all.filter(one => one.scrollWidth > one.clientWidth)
+  .map(one => one.getAttribute("aria-label"))"""
 EMPTY = ("users", "groups", "audit", "share-links", "notice")
 
 
@@ -87,11 +90,14 @@ async def _choosing(stage: Stage, told: dict[str, msgspec.Struct]) -> None:
 
 
 async def _engines(stage: Stage) -> None:
-    """Several of one model: one is drained, one is away and has much to say."""
-    models = AdminModelList(
-        [AdminModel("demo", True, ModelState.LOADED, memory_bytes=2_147_000_000)]
-    )
-    await _show(stage, "server", {"/engines": AdminEngineList(engines()), "/models": models})
+    """Of two models: one is drained, one is away and has much to say; no table scrolls."""
+    models = [
+        AdminModel("demo", True, ModelState.LOADED, memory_bytes=2_147_000_000),
+        AdminModel(LONG_MODEL, False, ModelState.LOADED, memory_bytes=48_000_000_000),
+    ]
+    told = {"/engines": AdminEngineList(engines()), "/models": AdminModelList(models)}
+    await _show(stage, "server", told)
+    assert await stage.page.locator(".list-place").evaluate_all(SCROLLING) == []
 
 
 async def _older(stage: Stage) -> None:
