@@ -16,15 +16,20 @@ import pytest
 from playwright.async_api import Browser, Locator, Page, expect
 
 from tests.end_to_end.admin.test_admin_outages import halted, next_core
+from tests.end_to_end.admin.test_incidents import fill, redis_on
+from tests.end_to_end.admin.test_incidents import small_disk as small_disk  # the fixture
+from tests.end_to_end.admin.test_incidents import start as start  # the fixture
 from tests.end_to_end.browser.test_browser import browser as browser  # the fixture
 from tests.end_to_end.browser.test_browser import pytestmark as needs_browser
 from tests.end_to_end.clients.console import console, sign_in
 from tests.end_to_end.clients.http_client import Http, admin_token
-from tests.end_to_end.site.harness import Server
+from tests.end_to_end.clients.operators import answering
+from tests.end_to_end.site.harness import Client, Server
 from tests.helpers.patience import PATIENCE
 
 pytestmark = [*needs_browser, pytest.mark.slow]
 
+FULL = re.compile(r"^Redis away for \d+ s: MISCONF .*No space left on device")
 SEEN_SECONDS = 3.0
 TRIES = 3
 
@@ -197,3 +202,27 @@ async def test_an_admin_without_the_right_sees_no_titles_and_adds_no_engine_at_a
     await sign_in(page, helper["token"])
     await expect(page.locator(".found")).to_contain_text("Nobody, and no id, for zephyr")
     await context.close()
+
+
+async def test_of_a_redis_without_room_on_its_disk_the_strip_says_what_redis_says(
+    browser: Browser, start: Callable[..., Server], small_disk: Path
+) -> None:
+    server = start(redis_on(small_disk))
+    async with console(browser, server) as page, Client(server) as client:
+        redis = vital(page, "Redis")
+        await expect(redis).to_have_class("vital good")
+        await answering(client)  # what it stores has no room soon
+        filler = fill(small_disk, spare=1 << 20)
+        await expect(redis).to_have_text("Redis the disk of the data directory is nearly full")
+        await expect(redis).to_have_class("vital warn")
+        fill(small_disk)
+        await expect(redis).to_have_text(FULL)
+        await expect(redis).to_have_class("vital bad")
+        await expect(page.locator(".strip").get_by_role("status")).to_contain_text(
+            "Not well: Redis."
+        )
+        for width in (1280, 390):
+            await page.set_viewport_size({"width": width, "height": 800})
+            assert await page.evaluate("document.documentElement.scrollWidth") == width
+        filler.unlink()
+        await expect(redis).to_have_class("vital good")

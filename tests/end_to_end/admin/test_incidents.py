@@ -252,6 +252,16 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
+def redis_on(folder: Path) -> Callable[[Server], None]:
+    """Prepares a server whose Redis keeps its files there."""
+
+    def prepare(server: Server) -> None:
+        server.data_dir.mkdir(mode=0o700)
+        (server.data_dir / "redis").symlink_to(folder)
+
+    return prepare
+
+
 def fill(folder: Path, spare: int = 0) -> Path:
     """Write a file until the disk is full, or so many bytes are left."""
     path = folder / "filler"
@@ -264,11 +274,7 @@ def fill(folder: Path, spare: int = 0) -> Path:
 async def test_redis_has_no_room_on_its_disk_and_gets_some(
     start: Callable[..., Server], small_disk: Path
 ) -> None:
-    def on_the_small_disk(server: Server) -> None:
-        server.data_dir.mkdir(mode=0o700)
-        (server.data_dir / "redis").symlink_to(small_disk)
-
-    server = start(on_the_small_disk)
+    server = start(redis_on(small_disk))
     walk = Walk(server, "The disk is full")
     async with Http(server, admin_token(server)) as admin, Client(server) as client:
         session, response = await answering(client)
