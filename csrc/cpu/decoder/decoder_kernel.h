@@ -142,13 +142,12 @@ PARLEY_INLINE void prepare_numbers(const TilePart& part, int64_t size, const Wei
     const float* const x = part.rows + row * part.stride + part.group * kGroup;
     Quantized numbers[kGroup];
     const Rounding rounding = rounding_of(x, size);
-    const int64_t place = row * weight.num_groups() + part.group;
-    part.scales[place] = rounding.scale;
-    const int64_t first_part = row * weight.num_parts() + part.group * (kGroup / part_size);
-    for (int64_t i = 0; i < size; i += part_size) {
+    part.scales[part.group * part.num_rows + row] = rounding.scale;
+    int64_t place = part.group * (kGroup / part_size) * part.num_rows + row;
+    for (int64_t i = 0; i < size; i += part_size, place += part.num_rows) {
       const int32_t sum = round_to(x + i, std::min(part_size, size - i), rounding, numbers + i);
-      part.offsets[first_part + i / part_size] = -weight.zero() * sum;
-      part.sums[first_part + i / part_size] = static_cast<float>(sum);
+      part.offsets[place] = -weight.zero() * sum;
+      part.sums[place] = static_cast<float>(sum);
     }
     if constexpr (place_of(1) != 1) {
       for (int64_t i = 0; i < size; i += 4) std::swap(numbers[i + 1], numbers[i + 2]);

@@ -76,9 +76,9 @@ struct Weight {
 // instruction. So a tile is read from end to end, through one pointer.
 struct Rows {
   const void* values;
-  const float* scales;       // of whole numbers: [row][group]
-  const int32_t* offsets;    // of whole numbers: [row][part], what a sum begins with, as weights have a zero too
-  const float* sums;         // in parts: [row][part], of the row's numbers, for what weights have at least
+  const float* scales;     // of whole numbers: [tile][group][row]
+  const int32_t* offsets;  // of whole numbers: [tile][part][row], what a sum begins with, as weights have a zero too
+  const float* sums;       // in parts: [tile][part][row], of the row's numbers, for what weights have at least
 };
 
 // As few tiles as may be, their heights differing by one row at most.
@@ -98,7 +98,7 @@ struct TilePart {
   int64_t num_rows;
   int64_t group;      // of 128 inputs
   void* values;       // of the tile
-  float* scales;      // of its first row
+  float* scales;      // likewise, as offsets and sums
   int32_t* offsets;
   float* sums;
 };

@@ -30,9 +30,9 @@ template <Format kFormat>
 constexpr int64_t kInputs = kGroup;
 #endif
 
-// `totals` of a panel and a row: 16 outputs. They lie as [kRows][kPanels].
-using AddGroup = void (*)(
-    const Product& p, int64_t first_row, int64_t first_panel, int64_t group, Floats* totals,
+// Some groups, one after another. `totals` of a panel and a row: 16 outputs. They lie as [kRows][kPanels].
+using AddGroups = void (*)(
+    const Product& p, int64_t first_row, int64_t first_panel, int64_t group, int64_t end, Floats* totals,
     const Fetch& fetch);
 
 // Where the group lies in the rows of a tile and in its first panel.
@@ -104,14 +104,13 @@ PARLEY_INLINE void add_multiples(
 
 // Float rows. W: float or BFloat16. The group has sums of its own, which then join the totals.
 template <typename W, int kRows, int kPanels>
-void add_float_group(
+PARLEY_INLINE void add_float_group(
     const Product& p, int64_t first_row, int64_t first_panel, int64_t group, Floats* totals,
-    const Fetch& fetch) {
+    Fetching<kRows, kPanels>& fetching) {
   constexpr int kStep = std::is_same_v<W, float> ? 1 : 2;  // inputs that lie together
   const Inputs<float, W, kRows> inputs(p, first_row, first_panel, group);
   Floats sums[kRows][kPanels];
   unrolled<kRows, kPanels>([&](auto row, auto panel) PARLEY_LAMBDA { sums[row][panel] = splat(0.0f); });
-  Fetching<kRows, kPanels> fetching(fetch);
   for (int64_t input = 0; input < inputs.count; input += kStep) {
     const W* const from = inputs.weights + input * kPanel;
     fetching.next();
@@ -138,16 +137,15 @@ typedef int32_t Word __attribute__((may_alias));  // some inputs of a row
 
 // Rows in bfloat16 too: one instruction multiplies pairs and adds both to the total.
 template <int kRows, int kPanels>
-void add_dot_group(
+PARLEY_INLINE void add_dot_group(
     const Product& p, int64_t first_row, int64_t first_panel, int64_t group, Floats* totals,
-    const Fetch& fetch) {
+    Fetching<kRows, kPanels>& fetching) {
   const Inputs<BFloat16, BFloat16, kRows, kInputs<Format::kBFloat16>> inputs(
       p, first_row, first_panel, group);
   FloatPart sums[kRows][kPanels];
   unrolled<kRows, kPanels>([&](auto row, auto panel) PARLEY_LAMBDA {
     sums[row][panel] = totals[row * kPanels + panel].parts[0];
   });
-  Fetching<kRows, kPanels> fetching(fetch);
   for (int64_t input = 0; input < inputs.count; input += 2) {
     const BFloat16* const from = inputs.weights + input * kPanel;
     fetching.next();
@@ -386,18 +384,17 @@ constexpr int64_t place_of(int64_t input) { return input; }
 #endif
 
 template <int kRows, int kPanels>
-void add_int8_group(
+PARLEY_INLINE void add_int8_group(
     const Product& p, int64_t first_row, int64_t first_panel, int64_t group, Floats* totals,
-    const Fetch& fetch) {
+    Fetching<kRows, kPanels>& fetching) {
   const Inputs<Quantized, uint8_t, kRows> inputs(p, first_row, first_panel, group);
-  const int64_t num_groups = p.weight.num_groups(), first = first_row * num_groups + group;
+  const int64_t num_groups = p.weight.num_groups(), first = first_row * num_groups + group * kRows;
   const float* const scales =
       static_cast<const float*>(p.weight.scales) + (first_panel * num_groups + group) * kPanel;
   GroupSums sums[kRows][kPanels];
   unrolled<kRows, kPanels>([&](auto row, auto panel) PARLEY_LAMBDA {
-    sums[row][panel] = sums_from(p.rows.offsets[first + row * num_groups]);
+    sums[row][panel] = sums_from(p.rows.offsets[first + row]);
   });
-  Fetching<kRows, kPanels> fetching(fetch);
   for (int64_t input = 0; input < inputs.count; input += 4) {
     const BytesOf fours{inputs.weights + input * kPanel, inputs.panel_size};
     fetching.next();
@@ -407,7 +404,7 @@ void add_int8_group(
     const Floats scale = load(scales + panel * num_groups * kPanel);
     unrolled<kRows>([&](auto row) PARLEY_LAMBDA {
       const Floats scaled = product(to_floats(sums[row][panel]), scale);
-      add_scaled(totals[row * kPanels + panel], p.rows.scales[first + row * num_groups], scaled);
+      add_scaled(totals[row * kPanels + panel], p.rows.scales[first + row], scaled);
     });
   });
 }
@@ -437,34 +434,45 @@ PARLEY_INLINE void add_line(
 
 // What the weights of a part have at least is multiplied with the sum of the inputs.
 template <Format kFormat, int kRows, int kPanels>
-void add_parts_group(
+PARLEY_INLINE void add_parts_group(
     const Product& p, int64_t first_row, int64_t first_panel, int64_t group, Floats* totals,
-    const Fetch& fetch) {
+    Fetching<kRows, kPanels>& fetching) {
   constexpr int64_t kTogether = kFormat == Format::kParts4 ? 8 : kFormat == Format::kParts6 ? 16 : 4;
+  constexpr int64_t kWhole = 2 * kSmallestPart;
   const int64_t num_inputs = p.weight.num_inputs, part_size = p.weight.part, begin = group * kGroup;
-  const int64_t num_parts = p.weight.num_parts(), num_groups = p.weight.num_groups();
-  const int64_t panel_bytes = kPanel * bytes_of(kFormat, num_inputs), halves = p.weight.part_halves();
-  const auto* const rows = static_cast<const Quantized*>(p.rows.values) + first_row * num_inputs;
-  const auto* const weights = static_cast<const uint8_t*>(p.weight.panels) + first_panel * panel_bytes;
-  const auto* const scales = static_cast<const Half*>(p.weight.scales) + first_panel * num_parts * halves;
-  const float* const row_sums = p.rows.sums + first_row * num_parts;
-  const int32_t* const offsets = p.rows.offsets + first_row * num_parts;
+  const int64_t num_parts = p.weight.num_parts(), halves = p.weight.part_halves();
+  const int64_t panel_bytes = kPanel * bytes_of(kFormat, num_inputs), first_part = group * (kGroup / part_size);
+  const int64_t scales_size = num_parts * halves;  // of a panel
+  const Quantized* rows = static_cast<const Quantized*>(p.rows.values) + first_row * num_inputs + begin * kRows;
+  const auto* weights = static_cast<const uint8_t*>(p.weight.panels) + first_panel * panel_bytes +
+                        kPanel * bytes_of(kFormat, begin);
+  const Half* scales =
+      static_cast<const Half*>(p.weight.scales) + first_panel * scales_size + first_part * halves;
+  const float* row_sums = p.rows.sums + first_row * num_parts + first_part * kRows;
+  const int32_t* offsets = p.rows.offsets + first_row * num_parts + first_part * kRows;
   Floats of_group[kRows][kPanels];
   unrolled<kRows, kPanels>([&](auto row, auto panel) PARLEY_LAMBDA { of_group[row][panel] = splat(0.0f); });
-  Fetching<kRows, kPanels> fetching(fetch);
-  const int64_t end = std::min(begin + kGroup, num_inputs);
-  for (int64_t part = begin / part_size; part * part_size < end; ++part) {
+  for (int64_t left = std::min(kGroup, num_inputs - begin); left > 0; left -= part_size) {
     GroupSums sums[kRows][kPanels];
     unrolled<kRows, kPanels>([&](auto row, auto panel) PARLEY_LAMBDA {
-      sums[row][panel] = sums_from(offsets[row * num_parts + part]);
+      sums[row][panel] = sums_from(offsets[row]);
     });
-    const int64_t part_end = std::min((part + 1) * part_size, end);
-    for (int64_t input = part * part_size; input < part_end; input += kTogether) {
-      const BytesOf bytes{weights + kPanel * bytes_of(kFormat, input), panel_bytes};
-      add_line<kFormat, kRows, kPanels>(sums, bytes, rows + input * kRows, fetching);
+    const auto add_lines = [&](auto count) PARLEY_LAMBDA {
+      unrolled<count>([&](auto line) PARLEY_LAMBDA {
+        const BytesOf bytes{weights + kPanel * bytes_of(kFormat, line * kTogether), panel_bytes};
+        add_line<kFormat, kRows, kPanels>(sums, bytes, rows + line * kTogether * kRows, fetching);
+      });
+      weights += kPanel * bytes_of(kFormat, count * kTogether);
+      rows += count * kTogether * kRows;
+    };
+    const int64_t size = std::min(part_size, left);
+    if (size == kWhole) {
+      add_lines(std::integral_constant<int, kWhole / kTogether>{});
+    } else {
+      for (int64_t input = 0; input < size; input += kTogether) add_lines(std::integral_constant<int, 1>{});
     }
     unrolled<kPanels>([&](auto panel) PARLEY_LAMBDA {
-      const Half* const of_part = scales + (panel * num_parts + part) * halves;
+      const Half* const of_part = scales + panel * scales_size;
       const Floats scale = load(of_part);
       unrolled<kRows>([&](auto row) PARLEY_LAMBDA {
         add_product(of_group[row][panel], to_floats(sums[row][panel]), scale);
@@ -472,14 +480,39 @@ void add_parts_group(
       if (!p.weight.has_least) return;
       const Floats least = load(of_part + kPanel);
       unrolled<kRows>([&](auto row) PARLEY_LAMBDA {
-        add_scaled(of_group[row][panel], row_sums[row * num_parts + part], least);
+        add_scaled(of_group[row][panel], row_sums[row], least);
       });
     });
+    scales += halves;
+    offsets += kRows;
+    row_sums += kRows;
   }
+  const float* const row_scales = p.rows.scales + first_row * p.weight.num_groups() + group * kRows;
   unrolled<kRows, kPanels>([&](auto row, auto panel) PARLEY_LAMBDA {
-    const float row_scale = p.rows.scales[(first_row + row) * num_groups + group];
-    add_scaled(totals[row * kPanels + panel], row_scale, of_group[row][panel]);
+    add_scaled(totals[row * kPanels + panel], row_scales[row], of_group[row][panel]);
   });
+}
+
+template <Format kFormat, int kRows, int kPanels>
+void add_groups(
+    const Product& p, int64_t first_row, int64_t first_panel, int64_t group, int64_t end, Floats* totals,
+    const Fetch& fetch) {
+  Fetching<kRows, kPanels> fetching(fetch);
+  for (; group < end; ++group) {
+    if constexpr (kFormat == Format::kFloat32) {
+      add_float_group<float, kRows, kPanels>(p, first_row, first_panel, group, totals, fetching);
+    } else if constexpr (kFormat == Format::kInt8) {
+      add_int8_group<kRows, kPanels>(p, first_row, first_panel, group, totals, fetching);
+    } else if constexpr (has_parts(kFormat)) {
+      add_parts_group<kFormat, kRows, kPanels>(p, first_row, first_panel, group, totals, fetching);
+    } else {
+#if defined(PARLEY_DOT_BFLOAT16)
+      add_dot_group<kRows, kPanels>(p, first_row, first_panel, group, totals, fetching);
+#else
+      add_float_group<BFloat16, kRows, kPanels>(p, first_row, first_panel, group, totals, fetching);
+#endif
+    }
+  }
 }
 
 }  // namespace parley::PARLEY_ISA

@@ -98,7 +98,12 @@ constexpr int kMostSums = has_parts(kFormat)           ? kMostPartSums
                           : kFormat == Format::kInt8 ? kMostInt8Sums
                                                      : kMostFloatSums;
 
-constexpr int kBundle = 4;  // tiles that take turns with a group of weights, which stays in the cache meanwhile
+constexpr int kBundle = 4;  // tiles that take turns with some groups of weights, which stay in the cache meanwhile
+
+// Groups that a tile adds at once. What a call costs is shared by them, and the weights of all of them stay in the
+// cache for the next tile.
+template <Format kFormat>
+constexpr int64_t kGroups = has_whole_numbers(kFormat) ? 4 : 1;
 
 // Panels at once: the more sums grow side by side, the better is the latency of each hidden.
 template <Format kFormat>
@@ -107,21 +112,11 @@ constexpr int width_of(int64_t height) {
 }
 
 template <Format kFormat, int kRows, int kPanels>
-constexpr AddGroup add_group() {
+constexpr AddGroups groups_adder() {
   if constexpr (kRows * kPanels > kMostSums<kFormat>) {
     return nullptr;
-  } else if constexpr (kFormat == Format::kFloat32) {
-    return add_float_group<float, kRows, kPanels>;
-  } else if constexpr (kFormat == Format::kInt8) {
-    return add_int8_group<kRows, kPanels>;
-  } else if constexpr (has_parts(kFormat)) {
-    return add_parts_group<kFormat, kRows, kPanels>;
   } else {
-#if defined(PARLEY_DOT_BFLOAT16)
-    return add_dot_group<kRows, kPanels>;
-#else
-    return add_float_group<BFloat16, kRows, kPanels>;
-#endif
+    return add_groups<kFormat, kRows, kPanels>;
   }
 }
 
@@ -133,36 +128,37 @@ constexpr int kTallestOf = has_parts(kFormat) ? kTallestInParts : kTallest;
 
 // By height, from 1 on.
 template <Format kFormat, int kPanels>
-constexpr std::array<AddGroup, kTallest> kAddGroups = []<int... i>(std::integer_sequence<int, i...>) {
-  return std::array<AddGroup, kTallest>{add_group<kFormat, i + 1, kPanels>()...};
+constexpr std::array<AddGroups, kTallest> kAdders = []<int... i>(std::integer_sequence<int, i...>) {
+  return std::array<AddGroups, kTallest>{groups_adder<kFormat, i + 1, kPanels>()...};
 }(std::make_integer_sequence<int, kTallest>{});
 
 template <Format kFormat>
-PARLEY_INLINE AddGroup add_group_of(int64_t height, int64_t width) {
-  return (width == 4   ? kAddGroups<kFormat, 4>
-          : width == 2 ? kAddGroups<kFormat, 2>
-                       : kAddGroups<kFormat, 1>)[height - 1];
+PARLEY_INLINE AddGroups adder_of(int64_t height, int64_t width) {
+  return (width == 4   ? kAdders<kFormat, 4>
+          : width == 2 ? kAdders<kFormat, 2>
+                       : kAdders<kFormat, 1>)[height - 1];
 }
 
-// Fetch what rows [first, last) will be written to, in turns with the groups: a line at a time costs nothing,
-// and all at once would be waited for.
+// Fetch what rows [first, last) will be written to, in `turns`: a line at a time costs nothing, and all at once
+// would be waited for.
 PARLEY_INLINE void fetch_outputs(
-    const Product& p, int64_t first, int64_t last, int64_t panel, int64_t width, int64_t group,
-    int64_t num_groups) {
+    const Product& p, int64_t first, int64_t last, int64_t panel, int64_t width, int64_t turn,
+    int64_t turns) {
   const int shift = p.epilogue == Epilogue::kSiluMultiply ? 1 : 0;  // two panels to a line
-  for (int64_t row = first + group; row < last; row += num_groups) {
+  for (int64_t row = first + turn; row < last; row += turns) {
     const float* const to = p.out + row * p.out_stride + (panel >> shift) * kPanel;
     for (int64_t line = 0; line < width >> shift; ++line) __builtin_prefetch(to + line * kPanel, 1);
   }
 }
 
-// Fetch the scales of a group of `width` panels.
-PARLEY_INLINE void fetch_scales(const Weight& weight, int64_t panel, int64_t width, int64_t group) {
+// Fetch the scales of some groups of `width` panels.
+PARLEY_INLINE void fetch_scales(
+    const Weight& weight, int64_t panel, int64_t width, int64_t group, int64_t end) {
   const int64_t lines = kGroup / weight.part * weight.part_bytes() / kLineBytes;
   const int64_t panel_bytes = weight.scales_bytes();
   const auto* const scales = static_cast<const std::byte*>(weight.scales) + panel * panel_bytes;
   for (int64_t i = 0; i < width; ++i) {
-    for (int64_t line = group * lines; line < (group + 1) * lines; ++line) {
+    for (int64_t line = group * lines; line < end * lines; ++line) {
       __builtin_prefetch(scales + i * panel_bytes + line * kLineBytes, 0, 2);
     }
   }
@@ -178,22 +174,24 @@ void compute_bundle(
   const int64_t first_row = begins[0], num_rows = begins[last - first] - first_row;
   std::fill(totals, totals + num_rows * width, splat(0.0f));
   const int64_t num_groups = (p.weight.num_inputs + kInputs<kFormat> - 1) / kInputs<kFormat>;
+  const int64_t turns = (num_groups + kGroups<kFormat> - 1) / kGroups<kFormat>;
   const int64_t group_bytes = kPanel * bytes_of(kFormat, kInputs<kFormat>);
   const int64_t panel_bytes = kPanel * bytes_of(kFormat, p.weight.num_inputs);
   const auto* const later = static_cast<const std::byte*>(p.weight.panels) + (panel + width) * panel_bytes;
   const int shift = last - first >= 4 ? 2 : last - first >= 2 ? 1 : 0;
-  const int64_t fetched = group_bytes >> shift;  // by each tile, of each panel
-  for (int64_t group = 0; group < num_groups; ++group) {
-    if constexpr (has_whole_numbers(kFormat)) fetch_scales(p.weight, panel + width, width, group);
+  for (int64_t turn = 0; turn < turns; ++turn) {
+    const int64_t group = turn * kGroups<kFormat>, end = std::min(group + kGroups<kFormat>, num_groups);
+    const int64_t fetched = (end - group) * group_bytes >> shift;  // by each tile, of each panel
+    if constexpr (has_whole_numbers(kFormat)) fetch_scales(p.weight, panel + width, width, group, end);
     for (int64_t tile = 0; tile < last - first; ++tile) {
       const int64_t row = begins[tile], height = begins[tile + 1] - row;
-      fetch_outputs(p, row, row + height, panel, width, group, num_groups);
+      fetch_outputs(p, row, row + height, panel, width, turn, turns);
       const int64_t step = std::min<int64_t>(width, width_of<kFormat>(height));
-      const AddGroup add_group = add_group_of<kFormat>(height, step);
+      const AddGroups add_groups = adder_of<kFormat>(height, step);
       const std::byte* const of_tile = later + group * group_bytes + (tile & ((1 << shift) - 1)) * fetched;
       for (int64_t i = 0; i < width; i += step) {
-        add_group(
-            p, row, panel + i, group, totals + (row - first_row) * width + i * height,
+        add_groups(
+            p, row, panel + i, group, end, totals + (row - first_row) * width + i * height,
             {of_tile + i * panel_bytes, panel_bytes, shift});
       }
     }
