@@ -8,6 +8,7 @@ import json
 import urllib.error
 import urllib.parse
 import urllib.request
+import uuid
 from http import HTTPStatus
 from typing import Any
 
@@ -60,6 +61,16 @@ class ServerClient:
     def post(self, path: str, **body: Any) -> dict[str, Any]:
         return self._ask("POST", path, {k: v for k, v in body.items() if v is not None})
 
+    def post_once(self, path: str, **body: Any) -> dict[str, Any]:
+        """The same, asked again if no answer came; it is done once."""
+        headers = {"Idempotency-Key": uuid.uuid4().hex}
+        try:
+            return self._ask("POST", path, body, headers)
+        except AdminError as error:
+            if error.status is not None:
+                raise
+            return self._ask("POST", path, body, headers)
+
     def put(self, path: str, **body: Any) -> dict[str, Any]:
         return self._ask("PUT", path, body)
 
@@ -69,10 +80,16 @@ class ServerClient:
     def delete(self, path: str) -> dict[str, Any]:
         return self._ask("DELETE", path)
 
-    def _ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+    def _ask(
+        self,
+        method: str,
+        path: str,
+        body: dict[str, Any] | None = None,
+        headers: dict[str, str] | None = None,
+    ) -> dict[str, Any]:
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(
-            f"{self.url}{self.prefix}{path}", data, self._headers, method=method
+            f"{self.url}{self.prefix}{path}", data, self._headers | (headers or {}), method=method
         )
         try:
             seconds = self.read_seconds if method == "GET" else TIMEOUT_SECONDS

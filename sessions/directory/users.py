@@ -18,8 +18,8 @@ import orjson
 from sessions.connection.client import Argument, RedisClient
 from sessions.indexes.pages import cursor_of, newest_after, parse_cursor
 from sessions.model.arguments import check_uid
-from sessions.model.errors import UserNotFound
-from sessions.model.keys import Keys
+from sessions.model.errors import IdempotencyKeyReused, UserNotFound
+from sessions.model.keys import USER_KEY_MS, Keys
 from sessions.model.quotas import OwnQuotas
 from sessions.store.context import PUBLISH
 from sessions.store.quotas.allowances import OWN_FIELDS, own_quotas
@@ -70,6 +70,34 @@ class Users:
         )
         # fmt: on
         return user
+
+    async def create_once(
+        self, uid: str, name: str, roles: Iterable[str], *, content: str, digest: str
+    ) -> tuple[User, str | None]:
+        """The user whom `uid`, derived from an idempotency key, names: made now, or before.
+
+        `digest` is that of the token that the caller has made for them. A repeat also gets that of
+        the token before it. Raises `IdempotencyKeyReused` for another `content`, and once the key
+        is forgotten; `UserNotFound` when the user was removed since.
+        """
+        now = int(time.time() * 1000)
+        # fmt: off
+        *_, reply = await self._client.calls_in_order(
+            ("ZADD", self._keys.users, "NX", now, uid),
+            self._client.script_run(
+                "create_user", [self._keys.user_record(uid), self._keys.user_key(uid)],
+                call_id=secrets.token_urlsafe(9), content=content, digest=digest,
+                life_ms=USER_KEY_MS,
+                fields=["name", name, "roles", " ".join(roles), "created_at", now, "disabled", ""],
+            ),
+        )
+        # fmt: on
+        word, *rest = (part.decode() for part in reply)
+        if word in ("ok", "replayed"):
+            return await self.user(uid), rest[0] if rest else None
+        if not await self._client.call("EXISTS", self._keys.user_record(uid)):
+            await self._client.call("ZREM", self._keys.users, uid)
+        raise UserNotFound if word == "not_found" else IdempotencyKeyReused(uid)
 
     async def user(self, uid: str) -> User:
         """One user. Raises `UserNotFound`."""

@@ -21,6 +21,11 @@ def is_user_id(value: str) -> bool:
     return _USER_ID.match(value) is not None
 
 
+def derived_user_id(actor: str, idempotency_key: str) -> str:
+    """The id that this admin and key always give, so that a repeat finds the user it has made."""
+    return "usr_" + _derived("user", actor, idempotency_key)
+
+
 _GROUP_ID = re.compile(r"grp_[A-Za-z0-9_-]{22}\Z")
 
 
@@ -42,8 +47,12 @@ def new_session_id() -> str:
 
 def derived_session_id(uid: str, idempotency_key: str) -> str:
     """The id that this user and key always give, so that a repeated create finds its session."""
-    digest = hashlib.sha256(f"session\0{uid}\0{idempotency_key}".encode()).digest()[:16]
-    return "ses_" + base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
+    return "ses_" + _derived("session", uid, idempotency_key)
+
+
+def _derived(*words: str) -> str:
+    digest = hashlib.sha256("\0".join(words).encode()).digest()[:16]
+    return base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
 
 
 def new_message_id() -> str:

@@ -18,6 +18,7 @@ SESSION_LOG_ENTRIES: Final = 500  # more missed events than this are cheaper as 
 # As long as a run of a deleted session could still write: leases end long before.
 TOMBSTONE_MS: Final = 3_600_000
 USED_TOKENS_MS: Final = 40 * 86_400_000  # so that the month can be looked back on
+USER_KEY_MS: Final = 86_400_000  # an idempotency key, as those of responses
 CHARGE_MS: Final = 600_000  # a call is repeated within seconds, or never
 CALL_MS: Final = 60_000  # clients repeat what broke off within seconds
 PART_MS: Final = 3_600_000  # of an import that never ends: its parts go by themselves
@@ -128,6 +129,12 @@ class Keys:
     def user_record(self, uid: str) -> str:
         """Hash: name, roles, created_at, disabled; `group` and quotas of the user's own (`q_…`)."""
         return f"{self.prefix}u:{{{uid}}}:p"
+
+    def user_key(self, uid: str) -> str:
+        """Hash of a user who was made with an idempotency key: what was asked for, and the digest
+        of the token that was given; a day.
+        """
+        return f"{self.prefix}u:{{{uid}}}:i"
 
     def user_tokens(self, uid: str) -> str:
         """Zset: digest of a token or cookie by `expires_at`, +inf for those that never expire."""

@@ -152,10 +152,11 @@ class UserDetails(UserObject, frozen=True, kw_only=True):
 
 
 class NewUser(UserObject, frozen=True, kw_only=True):
-    """`token` is shown this once."""
+    """`token` is shown this once. `namesakes` are others who have such a name already."""
 
     scopes: list[str]
     token: str
+    namesakes: list[str]
 
 
 class NewToken(Struct, frozen=True):

@@ -5,8 +5,10 @@ their own credential does not have.
 """
 
 from dataclasses import asdict
+from hashlib import sha256
 from typing import Annotated, Any
 
+import orjson
 from msgspec import Meta, Struct
 from starlette.responses import Response
 
@@ -16,20 +18,28 @@ from server.api.admin.actions import Admin
 from server.api.admin.objects import NewToken, NewUser, Revoked, UserDetails, UserPage
 from server.api.admin.sessions import actor_of
 from server.api.rest.objects import LoginCode
-from server.api.rest.operation import Access, Call, Operation, json_response
+from server.api.rest.operation import (
+    OPTIONAL_KEY,
+    Access,
+    Call,
+    Operation,
+    json_response,
+    optional_key,
+)
 from server.api.rest.sessions import Cursor, Limit
 from server.protocol.client_frames import to_struct
 from server.protocol.errors import ApiError, invalid_field
 from server.protocol.titles import VISIBLE, given_line, needed_line
-from sessions.directory.credentials import Credential
+from sessions.directory.credentials import Credential, digest_of
 from sessions.directory.users import ROLES, User, new_user_id
-from sessions.model.errors import UserNotFound
-from sessions.model.ids import is_user_id
+from sessions.model.errors import IdempotencyKeyReused, UserNotFound
+from sessions.model.ids import derived_user_id, is_user_id
 from sessions.model.quotas import OwnQuotas
 from sessions.store.store import SessionStore
 
 MAX_NAME_CHARACTERS = 100
 MAX_LIFETIME_SECONDS = 10 * 365 * 86_400
+MAX_NAMESAKES = 20
 TOKEN_ID_CHARACTERS = 16  # of the digest: enough to name one of a user's few tokens
 
 # What msgspec lets through and we refuse then is declared all the same, for `/openapi.json`.
@@ -128,8 +138,9 @@ class AdminUserOperations:
                 users,
                 self.create,
                 "A new user with a token, which is shown this once",
+                headers=(OPTIONAL_KEY,),
                 body=CreateUserBody,
-                answers={201: NewUser},
+                answers={201: NewUser, 200: NewUser},
             ),
             operation(
                 "GET", one, self.read, "One user with their tokens", answers={200: UserDetails}
@@ -199,15 +210,46 @@ class AdminUserOperations:
         actor = actor_of(call)
         roles, scopes = check_roles(body.roles), check_scopes(body.scopes, body.roles, actor)
         name, purpose = check_name(body.name), given_line("purpose", body.purpose)
-        uid = new_user_id()
+        key = optional_key(call)
+        uid = new_user_id() if key is None else derived_user_id(actor.user.uid, key)
         await self._admin.auditor.note(
             actor, "user.create", uid, f"{name}: {' '.join((*roles, *scopes))}"
         )
-        user = await self._users.create(name, roles, uid=uid)
-        token = await self._credentials.create_token(
-            user.uid, body.expires_in_s, scopes=scopes, purpose=purpose
+        namesakes = [one for one in await self._admin.names.same(name) if one != uid]
+        token = await self._credentials.create_token(  # worth nothing before there is a user
+            uid, body.expires_in_s, scopes=scopes, purpose=purpose
         )
-        return json_response({**user_wire(user), "scopes": list(scopes), "token": token}, 201)
+        if key is None:
+            user, is_repeat = await self._users.create(name, roles, uid=uid), False
+        else:
+            asked = orjson.dumps([name, roles, scopes, body.expires_in_s, purpose])
+            content = sha256(asked).hexdigest()
+            user, is_repeat = await self._create_once(uid, name, roles, content, token)
+        wire = {**user_wire(user), "scopes": list(scopes), "token": token}
+        wire["namesakes"] = namesakes[:MAX_NAMESAKES]
+        return json_response(wire, 200 if is_repeat else 201)
+
+    async def _create_once(
+        self, uid: str, name: str, roles: tuple[str, ...], content: str, token: str
+    ) -> tuple[User, bool]:
+        """The user of an idempotency key, and whether they were made before.
+
+        Then this token takes the place of the one before, which perhaps nobody has got. If that was
+        revoked, whoever did it wants no other.
+        """
+        try:
+            user, before = await self._users.create_once(
+                uid, name, roles, content=content, digest=digest_of(token)
+            )
+            if before is not None:
+                (last,) = await self._credentials.lookup_digests([before])
+                if last is None or last.has_expired:
+                    raise ApiError("idempotency_key_reused", "the token of this user has ended")
+                await self._credentials.revoke_digest(before)
+        except (ApiError, IdempotencyKeyReused, UserNotFound):
+            await self._credentials.revoke(token)
+            raise
+        return user, before is not None
 
     async def read(self, call: Call) -> Response:
         user = await self._user(call)

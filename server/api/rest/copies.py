@@ -7,14 +7,20 @@ from msgspec import Struct
 from starlette.responses import Response, StreamingResponse
 
 from server.access.rates import Places
-from server.api.rest.operation import OPTIONAL_KEY, Access, ApiContext, Call, Operation
+from server.api.rest.operation import (
+    OPTIONAL_KEY,
+    Access,
+    ApiContext,
+    Call,
+    Operation,
+    optional_key,
+)
 from server.api.rest.sessions import session_response
 from server.commands.exports import as_json, as_markdown, attachment, breathing
 from server.commands.imports import ImportBody, parse_import
 from server.protocol.client_frames import to_struct
-from server.protocol.errors import invalid_field
 from server.protocol.objects import SessionObject
-from sessions.model.ids import check_message_id, check_session_id, is_idempotency_key
+from sessions.model.ids import check_message_id, check_session_id
 from sessions.model.replies import CreatedSession
 
 # Of one worker. A file has up to 16 MiB and may take half a minute to arrive, so arriving files
@@ -80,7 +86,7 @@ class CopyOperations:
         ]
 
     async def fork(self, call: Call) -> Response:
-        session_id, key = call.path("session_id"), _optional_key(call)
+        session_id, key = call.path("session_id"), optional_key(call)
         check_session_id(session_id)
         body: ForkBody = to_struct(await call.body(), ForkBody)
         await self._store.sessions.get(call.uid, session_id)
@@ -108,7 +114,7 @@ class CopyOperations:
         )
 
     async def import_(self, call: Call) -> Response:
-        key = _optional_key(call)
+        key = optional_key(call)
         with self._files.one(call.uid):
             data = await call.data()
             async with self._importing:
@@ -124,11 +130,3 @@ class CopyOperations:
         if not made.replayed:
             await self._hub.publish_created(made.session)
         return session_response(made.session, 200 if made.replayed else 201)
-
-
-def _optional_key(call: Call) -> str | None:
-    """With a key, a copy that is asked for again is made once."""
-    key = call.header("Idempotency-Key")
-    if key is not None and not is_idempotency_key(key):
-        raise invalid_field("Idempotency-Key", "1 to 128 characters of [A-Za-z0-9_-]")
-    return key

@@ -31,6 +31,7 @@ from server.protocol.errors import ApiError, invalid_field
 from server.protocol.http_errors import error_response
 from server.protocol.store_errors import translate_store_errors
 from sessions.directory.credentials import Credentials
+from sessions.model.ids import is_idempotency_key
 
 MAX_PARAMETER_CHARACTERS = 1024  # of one query parameter
 NOBODY = User("", "nobody", ())
@@ -293,3 +294,11 @@ def _integers(kind: type[Struct]) -> dict[str, bool]:
         kinds = info.types if isinstance(info, msgspec.inspect.UnionType) else (info,)
         found[declared.encode_name] = any(isinstance(k, msgspec.inspect.IntType) for k in kinds)
     return found
+
+
+def optional_key(call: Call) -> str | None:
+    """With a key, what is asked for again is made once. Raises `ApiError`."""
+    key = call.header("Idempotency-Key")
+    if key is not None and not is_idempotency_key(key):
+        raise invalid_field("Idempotency-Key", "1 to 128 characters of [A-Za-z0-9_-]")
+    return key

@@ -54,13 +54,15 @@ def add_user(
 ) -> Told:
     """Create a user and print their token, once."""
     check_free(name, client.get_all("/users", "users"), "user")
-    user = client.post(
+    user = client.post_once(
         "/users",
         name=name,
         roles=["user", "admin"] if admin else ["user"],
         **token.fields(["admin"] if admin else []),
     )
     note = f"user {user['id']} ({user['name']}); its token, shown this once:"
+    if user["namesakes"]:
+        note = f"{', '.join(user['namesakes'])} has such a name, too\n{note}"
     return Told(user, user["token"], note)  # alone on standard output, so that a script can take it
 
 

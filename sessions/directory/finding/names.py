@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -61,6 +62,12 @@ class UserNames:
             if place >= 0:
                 found.append((place > 0, len(name), name, uid))
         return [NamedUser(uid, name) for *_, name, uid in sorted(found)[:limit]]
+
+    async def same(self, name: str) -> list[str]:
+        """The ids of those whose name looks the same, in any case. Raises `StoreUnavailable`."""
+        await self._bring_up_to_date()
+        wanted = _folded(name)
+        return [uid for uid, other in self._everybody() if _folded(other) == wanted]
 
     def _everybody(self) -> Iterator[tuple[str, str]]:
         yield from self._built_in.items()
@@ -157,3 +164,8 @@ class UserNames:
             )
             found |= {uid: (name or b"").decode() for uid, name in zip(some, names, strict=True)}
         return found
+
+
+def _folded(name: str) -> str:
+    """Without case, and without what Unicode writes in several ways."""
+    return (name if name.isascii() else unicodedata.normalize("NFKC", name)).casefold()

@@ -5,6 +5,7 @@ import json
 import os
 import re
 from typing import Any
+from uuid import uuid4
 
 import httpx2
 import pytest
@@ -427,3 +428,81 @@ async def test_a_thousand_wrong_tokens_are_slowed_down_with_one_log_line(
     assert 1 <= sum(address in line for line in logged) <= 2
     assert "wrong" * 8 not in two_workers.log()
     assert (await admin.get("/v1/admin/stats")).status_code == 200
+
+
+# ---- adding a user twice ------------------------------------------------------------------------
+
+
+async def add(admin: Http, key: str, **body: Any) -> httpx2.Response:
+    headers = {"Idempotency-Key": key}
+    return await admin.ask("POST", "/v1/admin/users", json=body, headers=headers)
+
+
+async def tokens_of(admin: Http, uid: str) -> list[str]:
+    details = (await admin.get(f"/v1/admin/users/{uid}")).json()
+    return [one["purpose"] for one in details["tokens"]]
+
+
+async def test_a_user_is_added_once_for_each_key_and_a_repeat_gets_the_only_token(
+    two_workers: Server, admin: Http
+) -> None:
+    key = uuid4().hex
+    first = await add(admin, key, name="Twice Added", purpose="laptop")
+    again = await add(admin, key, name="Twice Added", purpose="laptop")
+    assert (first.status_code, again.status_code) == (201, 200)
+    made, repeated = first.json(), again.json()
+    assert repeated["id"] == made["id"] and repeated["token"] != made["token"]
+    assert repeated["namesakes"] == made["namesakes"] == []
+    assert await tokens_of(admin, made["id"]) == ["laptop"]
+    async with Http(two_workers, repeated["token"]) as http:
+        assert (await http.get("/v1/sessions")).status_code == 200
+    async with Http(two_workers, made["token"]) as http:
+        assert code_of(await http.get("/v1/sessions")) == (401, "token_invalid")
+    other = await add(admin, key, name="Another")
+    assert code_of(other) == (409, "idempotency_key_reused")
+    assert await tokens_of(admin, made["id"]) == ["laptop"]
+    assert code_of(await add(admin, "no key!", name="x")) == (400, "invalid_field")
+
+
+async def test_twenty_at_once_with_one_key_add_one_user_with_one_token(
+    two_workers: Server, admin: Http
+) -> None:
+    key = uuid4().hex
+    answers = await asyncio.gather(*(add(admin, key, name="Raced") for _ in range(20)))
+    assert sorted(answer.status_code for answer in answers) == [200] * 19 + [201]
+    (uid,) = {answer.json()["id"] for answer in answers}
+    assert await tokens_of(admin, uid) == [""]
+    users = (await admin.get("/v1/admin/users?limit=200")).json()["users"]
+    assert [one["id"] for one in users if one["name"] == "Raced"] == [uid]
+
+
+async def test_a_repeat_gives_no_token_to_whom_one_was_taken_and_brings_nobody_back(
+    admin: Http,
+) -> None:
+    key = uuid4().hex
+    made = (await add(admin, key, name="Revoked")).json()
+    path = f"/v1/admin/users/{made['id']}"
+    await admin.ask("DELETE", f"{path}/tokens")
+    assert code_of(await add(admin, key, name="Revoked")) == (409, "idempotency_key_reused")
+    assert await tokens_of(admin, made["id"]) == []
+    await admin.ask("DELETE", path)
+    assert code_of(await add(admin, key, name="Revoked")) == (404, "not_found")
+    assert code_of(await admin.get(path)) == (404, "not_found")
+
+
+async def test_keys_of_two_admins_are_not_the_same(two_workers: Server, admin: Http) -> None:
+    helper = await new_user(admin, roles=["user", "admin"], scopes=["admin"])
+    key = uuid4().hex
+    mine = (await add(admin, key, name="Mine")).json()
+    async with Http(two_workers, helper["token"]) as http:
+        theirs = await add(http, key, name="Theirs")
+    assert theirs.status_code == 201 and theirs.json()["id"] != mine["id"]
+
+
+async def test_who_is_added_is_told_who_has_such_a_name(admin: Http) -> None:
+    first = await new_user(admin, name="Namesake \ufb01eld")
+    second = await new_user(admin, name="NAMESAKE FIELD")
+    assert (first["namesakes"], second["namesakes"]) == ([], [first["id"]])
+    feigned = await new_user(admin, name="Admin")
+    assert "admin" in feigned["namesakes"]
+    await admin.ask("DELETE", f"/v1/admin/users/{feigned['id']}")

@@ -43,6 +43,11 @@ export class AdminApi {
     return this.#ask("POST", path, DEED_MS, body);
   }
 
+  /** What a repeat with the same key does only once. */
+  postOnce(path, body, key) {
+    return this.#ask("POST", path, DEED_MS, body, { "Idempotency-Key": key });
+  }
+
   put(path, body = {}) {
     return this.#ask("PUT", path, DEED_MS, body);
   }
@@ -66,7 +71,7 @@ export class AdminApi {
     return new WebSocket(url, ["chat.v1", `bearer.${encoded}`]);
   }
 
-  async #ask(method, path, limitMs, body) {
+  async #ask(method, path, limitMs, body, more) {
     const patience = new AbortController();
     const abort = () => patience.abort();
     const due = performance.now() + limitMs;
@@ -74,7 +79,7 @@ export class AdminApi {
     const end = () => (performance.now() - due > LATE_MS ? (timer = setTimeout(abort, LATE_MS)) : abort());
     let timer = setTimeout(end, limitMs);
     try {
-      return await this.#exchange(method, path, body, patience.signal);
+      return await this.#exchange(method, path, body, patience.signal, more);
     } catch (error) {
       throw error instanceof Refused ? error : new Silent("the server does not answer");
     } finally {
@@ -82,8 +87,8 @@ export class AdminApi {
     }
   }
 
-  async #exchange(method, path, body, signal) {
-    const headers = { Accept: "application/json", Authorization: `Bearer ${this.token}` };
+  async #exchange(method, path, body, signal, more) {
+    const headers = { Accept: "application/json", Authorization: `Bearer ${this.token}`, ...more };
     if (body !== undefined) headers["Content-Type"] = "application/json";
     const options = { method, headers, body: body && JSON.stringify(body), signal, credentials: "omit" };
     const response = await fetch(`/v1/admin${path}`, options);

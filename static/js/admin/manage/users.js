@@ -2,6 +2,7 @@
 
 import { computed } from "@preact/signals";
 
+import { newKey } from "../../connection/protocol.js";
 import { html } from "../../widgets/html.js";
 import { Person } from "../../widgets/icons.js";
 import { visibleName } from "../../widgets/visible.js";
@@ -55,6 +56,7 @@ class Users {
   // ---- deeds ----
 
   add() {
+    const keys = new Map(); // of idempotency: the same words asked again, as after an outage, make one user
     fill(this.admin, {
       title: "Add a user",
       text: "They get a token, which is shown this once.",
@@ -68,11 +70,15 @@ class Users {
       act: ({ name, purpose, days, admin }) => {
         const roles = admin ? ["user", "admin"] : ["user"];
         const body = { name, purpose, roles, scopes: admin ? ["admin"] : [], expires_in_s: secondsOf(days) };
-        return this.admin.act((api) => api.post("/users", body), "Added.");
+        const asked = JSON.stringify(body);
+        if (!keys.has(asked)) keys.set(asked, newKey());
+        return this.admin.act((api) => api.postOnce("/users", body, keys.get(asked)), "Added.");
       },
       then: (user) => {
         this.show(user.id);
-        showOnce(this.admin, { title: `The token of ${visibleName(user.name)}`, text: "Nobody can read it again.", secret: user.token });
+        const others = user.namesakes.length > 0 ? ` Such a name has also ${user.namesakes.join(", ")}.` : "";
+        const text = `Nobody can read it again.${others}`;
+        showOnce(this.admin, { title: `The token of ${visibleName(user.name)}`, text, secret: user.token });
       },
     });
   }

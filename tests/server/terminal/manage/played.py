@@ -17,7 +17,13 @@ class Played(AdminClient):
         self.asked.append(("GET", path, query))
         return self._answer(path)
 
-    def _ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+    def _ask(
+        self,
+        method: str,
+        path: str,
+        body: dict[str, Any] | None = None,
+        headers: dict[str, str] | None = None,
+    ) -> dict[str, Any]:
         self.asked.append((method, path, body or {}))
         return self._answer(f"{method} {path}")
 
