@@ -138,6 +138,8 @@ class AdminEngineOperations:
     async def restart(self, call: Call) -> Response:
         body: RestartEngineBody = to_struct(await call.body(), RestartEngineBody)
         name, reason = call.path("name"), given_line("reason", body.reason)
+        if body.model not in (None, *(model.name for model in self._models.statuses)):
+            raise ApiError("model_not_found", "this host has no such model", param="model")
         if name not in {model.name for model in self._models.statuses if not model.engines}:
             self._known(call, body.model)
         await self._note(call, "engine.restart", name, f"{body.model or ''} {reason}".strip())

@@ -297,3 +297,15 @@ async def test_a_restart_that_was_accepted_happens_once_although_its_operator_lo
             await asyncio.sleep(0.1)  # as an operator would
     assert before[1]["id"] in [one["id"] for one in listed]
     assert (await audit(admin, name)).count("replica.restart") == 1
+
+
+async def test_an_engine_of_a_model_that_is_not_there_is_not_found_and_not_noted(
+    admin: Http,
+) -> None:
+    (engine, *_) = (await admin.get("/v1/admin/health")).json()["engines"]
+    path = f"/v1/admin/engines/{engine['name']}/restart"
+    before = len(await audit(admin, engine["name"]))
+    refused = await admin.post(path, {"model": "nobodys"})
+    assert code_of(refused) == (404, "model_not_found")
+    assert refused.json()["error"]["param"] == "model"
+    assert len(await audit(admin, engine["name"])) == before
