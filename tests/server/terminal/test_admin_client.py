@@ -75,3 +75,28 @@ def test_who_does_not_answer_is_named_with_the_reason() -> None:
 
 def test_what_was_asked_before_the_server_fell_silent_may_have_been_done() -> None:
     assert str(refusal(b"", "")).endswith("; whether it was done is unknown")
+
+
+def test_what_is_done_once_is_asked_again_with_the_same_key_when_no_answer_came() -> None:
+    keys: list[str] = []
+
+    class Lost(AdminClient):
+        def _ask(
+            self,
+            method: str,
+            path: str,
+            body: dict[str, object] | None = None,
+            headers: dict[str, str] | None = None,
+        ) -> dict[str, object]:
+            keys.append((headers or {})["Idempotency-Key"])
+            if len(keys) == 1:
+                raise AdminError("does not answer")
+            if len(keys) == 2:
+                return {"id": "usr_a"}
+            raise AdminError("the name is taken", 409)
+
+    client = Lost("http://server", "token")
+    assert client.post_once("/users", name="Ada") == {"id": "usr_a"}
+    with pytest.raises(AdminError, match="taken"):
+        client.post_once("/users", name="Ada")
+    assert keys[0] == keys[1] != keys[2] and len(keys) == 3
