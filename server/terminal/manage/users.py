@@ -61,7 +61,7 @@ def add_user(
         **token.fields(["admin"] if admin else []),
     )
     note = f"user {user['id']} ({user['name']}); its token, shown this once:"
-    if user["namesakes"]:
+    if user.get("namesakes"):  # which an older worker does not tell
         note = f"{', '.join(user['namesakes'])} has such a name, too\n{note}"
     return Told(user, user["token"], note)  # alone on standard output, so that a script can take it
 

@@ -76,7 +76,7 @@ class Users {
       },
       then: (user) => {
         this.show(user.id);
-        const others = user.namesakes.length > 0 ? ` Such a name has also ${user.namesakes.join(", ")}.` : "";
+        const others = user.namesakes?.length > 0 ? ` Such a name has also ${user.namesakes.join(", ")}.` : "";
         const text = `Nobody can read it again.${others}`;
         showOnce(this.admin, { title: `The token of ${visibleName(user.name)}`, text, secret: user.token });
       },
