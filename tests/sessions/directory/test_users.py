@@ -9,9 +9,9 @@ import pytest
 from sessions.connection.feed import LiveFeed
 from sessions.directory.credentials import Credentials
 from sessions.directory.users import Users
-from sessions.model.errors import InvalidCursor, UserNotFound
+from sessions.model.errors import IdempotencyKeyReused, InvalidCursor, UserNotFound
 from sessions.model.events import LiveFrame, LivePayload
-from sessions.model.ids import is_user_id
+from sessions.model.ids import derived_user_id, is_user_id
 from sessions.store.store import SessionStore
 
 
@@ -110,3 +110,31 @@ async def test_tokens_are_listed_and_revoked_one_by_one(
     ]
     assert await credentials.lookup(second) is not None
     await feed.close()
+
+
+async def test_a_user_of_a_key_is_made_once_and_neither_twice_nor_again(
+    store: SessionStore, users: Users
+) -> None:
+    uid = derived_user_id("admin", "key")
+
+    async def make(content: str, digest: str) -> tuple[str, str | None]:
+        user, before = await users.create_once(
+            uid, "Ada", ("user",), content=content, digest=digest
+        )
+        return user.name, before
+
+    assert await make("a", "first") == ("Ada", None)
+    await users.update(uid, name="Ada King")
+    assert await make("a", "second") == ("Ada King", "first")
+    assert await make("a", "third") == ("Ada King", "second")
+    with pytest.raises(IdempotencyKeyReused):
+        await make("b", "fourth")
+    assert [user.uid for user in (await users.page()).users] == [uid]
+    await users.forget(uid)
+    with pytest.raises(UserNotFound):
+        await make("a", "fifth")
+    assert await store.client.call("ZCARD", store.keys.users) == 0
+    await users.create("Ada", uid=uid)  # whose key is forgotten
+    await store.client.call("DEL", store.keys.user_key(uid))
+    with pytest.raises(IdempotencyKeyReused):
+        await make("a", "sixth")
