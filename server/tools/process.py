@@ -75,11 +75,13 @@ class Connection:
 
     async def serve(self) -> None:
         """Until it leaves. Calls that it has begun go on."""
+        loop = asyncio.get_running_loop()
         try:
             while True:
                 request = await read_request(self._reader)
                 if isinstance(request, Cancel):
-                    self._service.cancel(request.key)
+                    # Not before a call that came just ahead of it: that one's task begins first.
+                    loop.call_soon(self._service.cancel, request.key)
                 elif self._num_open >= MAX_REQUESTS:
                     self._send(Failed(request.id, "tool_busy", "too many requests of a worker"))
                 else:

@@ -167,6 +167,19 @@ async def test_a_cancelled_call_is_over_at_once_although_its_server_does_not_car
     assert await call == "tool_cancelled"
 
 
+async def test_a_call_that_is_cancelled_as_it_comes_is_over_at_once(
+    client: ToolClient, key: str
+) -> None:
+    async with asyncio.timeout(PATIENCE):
+        while "careless__act" not in [tool.name for tool in (await client.list_tools(10)).tools]:
+            pass
+    for number in range(20):
+        call = asyncio.create_task(outcome(client, f"{key}-{number}", "careless__act"))
+        await asyncio.sleep(0)  # it is written
+        client.cancel(f"{key}-{number}")  # both are read at once
+        assert await call == "tool_cancelled"
+
+
 async def test_a_key_runs_once_and_a_takeover_gets_the_result_of_a_dead_workers_call(
     tools: RunningTools, client: ToolClient, key: str
 ) -> None:
