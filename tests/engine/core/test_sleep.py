@@ -437,6 +437,9 @@ def timeout_of_wait(core: SteppedCore) -> float | None:
     timeouts: list[float | None] = []
 
     class Inbox:
+        def get_nowait(self) -> Any:
+            raise Empty
+
         def get(self, timeout: float | None) -> Any:
             timeouts.append(timeout)
             raise Empty

@@ -1,5 +1,6 @@
 from collections.abc import Callable
 from pathlib import Path
+from queue import Empty
 from typing import Any
 
 import pytest
@@ -124,6 +125,9 @@ def test_pausing_while_paced_answers_run_leaves_the_loop_asleep() -> None:
     timeouts: list[float | None] = []
 
     class Inbox:
+        def get_nowait(self) -> Any:
+            raise Empty
+
         def get(self, timeout: float | None) -> Any:
             timeouts.append(timeout)
             return ("me", Utility(2, "resume", []))
