@@ -32,6 +32,10 @@ class EngineOf(Struct, frozen=True):
     model: ModelName | None = None
 
 
+class ResumeEngineBody(EngineOf, frozen=True):
+    pass
+
+
 class DrainEngineBody(EngineOf, frozen=True):
     """`move`: also the answers that it has go on at others."""
 
@@ -92,7 +96,7 @@ class AdminEngineOperations:
                 access=Access.ADMIN,
                 endpoint=self.resume,
                 summary="Have an engine take new answers again",
-                body=EngineOf,
+                body=ResumeEngineBody,
                 answers={202: AskedEngine},
             ),
             Operation(
@@ -130,7 +134,7 @@ class AdminEngineOperations:
         return await _asked(name, drains)
 
     async def resume(self, call: Call) -> Response:
-        body: EngineOf = to_struct(await call.body(), EngineOf)
+        body = to_struct(await call.body(), ResumeEngineBody)
         name, model = self._known(call, body.model), body.model
         await self._note(call, "engine.resume", name, model or "")
         return await _asked(name, self._models.drain(name, model, is_draining=False))
