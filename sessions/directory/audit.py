@@ -138,11 +138,11 @@ def _decode(name: bytes, fields: list[bytes]) -> AuditEntry:
     texts = [field.decode() for field in fields]
     row = dict(zip(texts[::2], texts[1::2], strict=True))
     row.pop("call", None)
-    row["reason"] = _in_todays_words(row["action"], row["reason"])
+    row["reason"] = in_todays_words(row["action"], row["reason"])
     return AuditEntry(id=name.decode(), at=int(name.split(b"-")[0]), **row)
 
 
-def _in_todays_words(action: str, reason: str) -> str:
+def in_todays_words(action: str, reason: str) -> str:
     """What an older version has noted of a change, as this one would: `roles=["user"]`."""
     if action != "user.update" or reason.startswith('name="'):
         return reason  # in which a name may say anything

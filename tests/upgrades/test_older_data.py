@@ -7,6 +7,7 @@ import json
 from html import escape
 from typing import Any
 
+from sessions.directory.audit import in_todays_words
 from tests.end_to_end.clients.http_client import Http
 from tests.end_to_end.site.harness import Client
 from tests.helpers.tiny_model import oracle_word
@@ -49,6 +50,8 @@ def test_users_keep_their_tokens_and_what_is_theirs(opened: Opened) -> None:
     server, expected = opened.server, opened.expected
     status, body = server.get("/v1/sessions", expected["her_token"])
     assert status == 200 and holds(json.loads(body), expected["her_sessions"])
+    for entry in expected["audit"]["entries"]:
+        entry["reason"] = in_todays_words(entry["action"], entry["reason"])
     admin = (server.data_dir / "admin-token").read_text().strip()
     for path in ("users", "audit"):
         status, body = server.get(f"/v1/admin/{path}", admin)
