@@ -133,7 +133,9 @@ runpy.run_module("server", run_name="__main__", alter_sys=True)
         capture_output=True,
         text=True,
         timeout=PATIENCE,
-        preexec_fn=(lambda: signal.signal(signal.SIGINT, signal.SIG_IGN)) if is_ignored else None,
+        preexec_fn=lambda: signal.signal(
+            signal.SIGINT, signal.SIG_IGN if is_ignored else signal.SIG_DFL
+        ),
     )
     expected = (0, f"parley {__version__}\n") if is_ignored else (-signal.SIGINT, "")
     assert (ended.returncode, ended.stdout, ended.stderr) == (*expected, "")
