@@ -4,7 +4,6 @@ It counts what was shown, so that another engine can go on after the last token.
 function of its tokens, in every engine alike: what was held back of it is found out anew.
 """
 
-import contextlib
 import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -24,6 +23,7 @@ from server.engines.client import (
     RetryableRequestError,
     SamplingParams,
     TokensPrompt,
+    ValidationError,
 )
 from server.engines.placement.member import Member
 
@@ -94,11 +94,19 @@ class PlacedAnswer:
         return exactness is not Exactness.TEXT or self._is_text_alone(member.engine)
 
     def fits(self, member: Member) -> bool:
-        """An engine that was added since it has begun may have a shorter context."""
+        """An engine that was added since it has begun may do less than the others, or have a
+        shorter context.
+        """
+        if self.member is None and not self.num_moves and not self.token_ids:
+            return True  # it was checked for all of them
         length = len(self.prompt["prompt_token_ids"]) + len(self.token_ids)
-        with contextlib.suppress(RetryableRequestError):  # then nothing is known of it yet
-            return not self.token_ids or length < member.engine.model_config.max_model_len
-        return True
+        try:
+            member.engine.check_params(self.params)
+            return length < member.engine.model_config.max_model_len
+        except RetryableRequestError:  # nothing is known of it yet
+            return True
+        except ValidationError:
+            return False
 
     def _is_text_alone(self, engine: EngineClient) -> bool:
         if self._is_plain and self.options.get("marks") is not None:

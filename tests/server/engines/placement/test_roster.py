@@ -5,7 +5,13 @@ import asyncio
 import msgspec
 import pytest
 
-from server.engines.client import CoreState, Exactness, StructuredOutputsParams
+from server.engines.client import (
+    CoreState,
+    Exactness,
+    SamplingParams,
+    StructuredOutputsParams,
+    ValidationError,
+)
 from tests.server.helpers.scripted_links import ANSWER, Site, ids_of, params_of
 
 
@@ -169,6 +175,30 @@ async def test_an_answer_that_is_too_long_for_another_engine_stays_or_waits_for_
     await site.settle()
     assert mine.sent[-1].resume_token_ids == ids[:11]
     mine.emit("r", *ids[11:], finish_reason="length")
+    await reader.task
+    assert reader.text == ANSWER
+
+
+@pytest.mark.parametrize("number", [0, 11])
+async def test_an_answer_that_an_added_engine_cannot_go_on_with_stays_or_waits_for_its_own(
+    site: Site, number: int
+) -> None:
+    def check(params: SamplingParams) -> None:
+        raise ValidationError("no penalties here", "presence_penalty")
+
+    ids = ids_of(site)
+    reader, mine, other = await site.begin("r", *ids[:number])
+    other.check = check  # type: ignore[method-assign]
+    site.change(site.place_of("r"), is_draining=True, must_move=True)
+    await site.settle()
+    assert mine.aborted == [] == other.sent
+    site.change(site.place_of("r"), is_draining=False, must_move=False)
+    mine.die()
+    await site.settle()
+    assert other.sent == []
+    mine.come()
+    await site.settle()
+    mine.emit("r", *ids[number:], finish_reason="length")
     await reader.task
     assert reader.text == ANSWER
 
