@@ -17,6 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import msgspec
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
@@ -31,7 +32,9 @@ from engine.errors import EngineStartError, ValidationError
 from engine.far.keys import KeysError, read_keys
 from engine.far.sizes import check_size
 from engine.far.sockets import set_client
-from engine.ipc import ClientMessage, Hello, Ready
+from engine.grammar.params import as_sent
+from engine.ipc import AddRequest, ClientMessage, Hello, Ready
+from engine.sampling_params import SamplingParams
 
 logger = logging.getLogger(__name__)
 
@@ -101,6 +104,13 @@ class FarCoreConnection(CoreConnection):
             while self.ready is None and self._socket.poll(int(HELLO_SECONDS * 1000)):
                 self._dispatch(self._socket.recv())
         return self.ready
+
+    def check(self, params: SamplingParams) -> None:
+        """What would be too large to say."""
+        form = params.structured_outputs
+        if form is not None:
+            params = msgspec.structs.replace(params, structured_outputs=as_sent(form))
+        self._pack(AddRequest("", [], params, 0.0))
 
     def _pack(self, message: ClientMessage) -> bytes:
         """What is too large would end the connection, and with it all that others have asked."""

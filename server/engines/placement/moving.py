@@ -98,9 +98,13 @@ class MovingAnswers:
                 yield rest
                 if rest.finished:
                     return
-            except (EngineDeadError, RetryableRequestError) as error:
+            except (EngineDeadError, RetryableRequestError, ValidationError) as error:
+                is_refusal = isinstance(error, ValidationError)
+                if is_refusal and not answer.token_ids and not answer.has_begun:
+                    raise  # it is its own fault
                 self._avoid(answer, avoided)
-                member.breaker.fail(asyncio.get_running_loop().time())
+                if not is_refusal:
+                    member.breaker.fail(asyncio.get_running_loop().time())
                 if not self._can_follow(answer, avoided):
                     raise
                 logger.warning("engine failed", engine=member.name, error=str(error))
@@ -158,10 +162,14 @@ class MovingAnswers:
         Raises `RetryableRequestError` if none takes a new answer, and `EngineDeadError` if none
         comes for one that has begun.
         """
-        if answer.is_suspect:
-            await self._engines.until(
-                lambda: answer.is_stopped or not self._are_others_first(answer)
-            )
+        may_wait = answer.is_suspect
+        if may_wait:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(MAX_GAP_SECONDS):
+                    await self._engines.until(
+                        lambda: answer.is_stopped or not self._are_others_first(answer)
+                    )
+            may_wait = not self._are_others_first(answer)  # else it has waited long enough
         member = self._choose(answer, avoided)
         if member is None and not answer.has_begun and not answer.is_stopped:
             raise none_ready()
@@ -169,7 +177,7 @@ class MovingAnswers:
             async with asyncio.timeout(MAX_GAP_SECONDS):
                 while member is None and not answer.is_stopped and not self._engines.is_closed:
                     await self._engines.wait_for_news()
-                    if not (answer.is_suspect and self._are_others_first(answer)):
+                    if not (may_wait and self._are_others_first(answer)):
                         member = self._choose(answer, avoided)
         except TimeoutError:
             raise EngineDeadError(f"no engine for {MAX_GAP_SECONDS:g} s") from None

@@ -15,6 +15,7 @@ from engine.client.requests.core_link import CoreState, Exactness
 from engine.errors import EngineGenerateError, EngineStartError, ValidationError
 from engine.far.keys import make_keys, trust
 from engine.far.sizes import MAX_OTHER_BYTES
+from engine.grammar.params import StructuredOutputsParams
 from engine.ipc import Ready
 from engine.lora import LoRARequest
 from engine.sampling_params import RequestOutputKind, SamplingParams
@@ -106,6 +107,16 @@ async def test_what_the_core_would_not_read_is_refused_here_and_costs_no_connect
             await engine._call("metrics", "x" * MAX_OTHER_BYTES)
         assert (await ask(engine, 5))[0] == counted(5)
         assert engine._client.link.client_id == client_id  # type: ignore[attr-defined]
+
+
+async def test_what_would_be_too_large_is_known_before_it_is_asked(
+    machines: Machines, core: ThreadedCore, model: Path
+) -> None:
+    async with joined(machines, model) as engine:
+        with pytest.raises(ValidationError, match="besides token ids"):
+            engine.check_params(SamplingParams(stop=["x" * MAX_OTHER_BYTES]))
+        number = {"const": 1 << 70}  # which no message can have, and a schema may
+        engine.check_params(SamplingParams(structured_outputs=StructuredOutputsParams(json=number)))
 
 
 async def test_a_connection_that_breaks_is_made_anew_and_no_token_is_lost_or_repeated(

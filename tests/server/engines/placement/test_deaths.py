@@ -10,6 +10,8 @@ from server.engines.client import (
     CoreState,
     RequestOutputKind,
 )
+from server.engines.placement import moving
+from tests.helpers.patience import PATIENCE
 from tests.server.helpers.scripted_links import ANSWER, PROMPT, Site, ids_of, params_of
 
 
@@ -217,6 +219,27 @@ async def test_suspects_that_have_waited_for_an_engine_are_tried_one_by_one_too(
     other.emit(tried.request_id.split("-")[0], ids_of(site)[0])
     await site.settle()
     assert len(other.sent) == 2
+
+
+async def test_a_suspect_does_not_wait_for_ever_for_one_that_stands_still(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(moving, "MAX_GAP_SECONDS", 0.05)
+    dying, other = site.links["a"], site.links["b"]
+    other.die()
+    readers = {name: site.read(name) for name in ("still", "poor")}
+    await site.settle()
+    other.come()
+    dying.die()
+    await site.settle()
+    assert len(other.sent) == 1
+    async with asyncio.timeout(PATIENCE):
+        while len(other.sent) < 2:  # noqa: ASYNC110  (a condition of a plain object)
+            await asyncio.sleep(0.01)
+    last = other.sent[1].request_id.split("-")[0]
+    other.emit(last, *ids_of(site), finish_reason="length")
+    await readers[last].task
+    assert readers[last].text == ANSWER
 
 
 async def test_one_that_only_waited_its_turn_is_no_suspect(site: Site) -> None:

@@ -1,7 +1,9 @@
 """An engine of a group fails with an answer: another one is asked, or that is its end."""
 
+from engine.ipc import ClientMessage
 from server.engines.client import (
     CANNOT_CONTINUE,
+    ValidationError,
 )
 from tests.server.helpers.scripted_links import ANSWER, Site, ids_of
 
@@ -21,6 +23,28 @@ async def test_an_answer_that_an_engine_cannot_continue_goes_to_the_next_one() -
     able.emit("r", *ids[3:], finish_reason="length")
     await reader.task
     assert (reader.text, reader.reason) == (ANSWER, "length")
+    site.close()
+
+
+async def test_an_answer_that_an_engine_refuses_in_its_middle_goes_to_the_next_one() -> None:
+    def refuse(message: ClientMessage) -> bool:
+        raise ValidationError("a message of 3000000 bytes", "request")
+
+    site = Site("abc")
+    await site.settle()
+    ids = ids_of(site)
+    reader, dying, _ = await site.begin("r", *ids[:3])
+    first, second = (link for link in site.links.values() if link is not dying)
+    first.send = second.send = refuse  # type: ignore[method-assign]
+    dying.die()
+    await site.settle()
+    assert reader.error is None
+    dying.come()
+    await site.settle()
+    dying.emit("r", *ids[3:], finish_reason="length")
+    await reader.task
+    assert (reader.text, reader.reason) == (ANSWER, "length")
+    assert len(site.group.members) == sum(member.takes_new for member in site.group.members)
     site.close()
 
 
