@@ -6,7 +6,7 @@ whatever the engine says.
 """
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
@@ -143,15 +143,18 @@ class OpenAnswer:
                 problem = f"it has read {step.num_prompt_tokens} tokens, and was sent"
                 raise Lie(f"{problem} {self._num_sent}")
             self._is_checked = True
-        if (
-            step.token_ids
-            and not 0 <= min(step.token_ids) <= max(step.token_ids) < self._vocab_size
-        ):
+        if not self._has_all(step.token_ids):
             raise Lie("it gave token ids that the model has not")
+        for scores in step.logprobs or ():
+            if not self._has_all([token_id for token_id, *_ in scores]):
+                raise Lie("it gave logprobs of tokens that the model has not")
         if self._is_first_try:  # what later ones find in a cache is no part of the prompt's price
             cached = min(step.num_cached_tokens, len(self.request.prompt_token_ids))
             self._num_cached = max(self._num_cached, cached)  # some say so at the end only
         self.has_begun = True
+
+    def _has_all(self, ids: Sequence[int]) -> bool:
+        return not ids or 0 <= min(ids) <= max(ids) < self._vocab_size
 
 
 def _encoded(step: Step, num_tokens: int) -> list[msgspec.Raw] | None:
@@ -161,4 +164,4 @@ def _encoded(step: Step, num_tokens: int) -> list[msgspec.Raw] | None:
     try:
         return [msgspec.Raw(msgspec.msgpack.encode(each)) for each in step.logprobs[:num_tokens]]
     except OverflowError:
-        raise Lie("it gave logprobs of tokens that no model has") from None
+        raise Lie("it gave ranks that no token has") from None
