@@ -23,7 +23,7 @@ from engine.ipc import AddRequest, ClientMessage, Ready, SchedulerStats, Sequenc
 from engine.sampling_params import SamplingParams
 from server.engines.remote.answers import OpenAnswers
 from server.engines.remote.checkpoint import Checkpoint, check_agreement
-from server.engines.remote.dialects.dialect import Dialect, RemoteFacts, RemoteLoad
+from server.engines.remote.dialects.dialect import MAX_COUNT, Dialect, RemoteFacts, RemoteLoad
 from server.engines.remote.patience import Patience
 from server.engines.remote.wire import exchange
 from server.engines.remote.wire.address import RemoteAddress
@@ -213,7 +213,8 @@ class RemoteLink:
         checkpoint = self._checkpoint
         limits = (facts.max_model_len, checkpoint.max_model_len)
         max_model_len = min(limit for limit in limits if limit is not None)
-        kv_tokens = max(facts.num_kv_tokens or 0, max_model_len)  # each answer has room in it
+        # Each answer has room in it. What no cache has would be too large for a reply in JSON.
+        kv_tokens = max(min(facts.num_kv_tokens or 0, MAX_COUNT), max_model_len)
         return Ready(
             epoch=secrets.randbits(53),
             pid=0,
@@ -239,8 +240,8 @@ class RemoteLink:
         total = self.ready.num_blocks
         running = len(self._answers) if load.num_running is None else load.num_running
         return SchedulerStats(
-            num_running=running,
-            num_waiting=load.num_waiting or 0,
+            num_running=min(running, MAX_COUNT),
+            num_waiting=min(load.num_waiting or 0, MAX_COUNT),
             num_waiting_tokens=0,
             num_blocks_total=total,
             num_blocks_free=total - round(total * min(1.0, max(0.0, load.kv_usage or 0.0))),

@@ -5,6 +5,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
+import orjson
 import pytest
 
 from engine import CoreState, EngineDeadError, EngineGenerateError, Exactness
@@ -419,6 +421,21 @@ async def test_the_load_is_that_which_the_engine_tells(remote: Joined) -> None:
     await settle(lambda: remote.engine.stats and remote.engine.stats.num_running == 0)
     metrics = await remote.engine.metrics()
     assert (metrics["requests_total"], metrics["generation_tokens_total"]) == (3, 36)
+
+
+async def test_figures_that_no_engine_has_can_be_told_all_the_same(join: Join) -> None:
+    class Boasting(LlamaCppStandIn):
+        def routes(self) -> dict[str, Any]:
+            props = {"default_generation_settings": {"n_ctx": 1 << 50}, "total_slots": 1 << 50}
+            return {**super().routes(), "/props": lambda _: props}
+
+    stand_in = Boasting()
+    await stand_in.start()
+    joined = await join(stand_in)
+    orjson.dumps(await joined.engine.metrics())
+    loads = [RemoteLoad(1 << 70, 1 << 70, 2.0), RemoteLoad(None, None, -1.0), RemoteLoad(0, 0, 0.5)]
+    for load in loads:
+        orjson.dumps(msgspec.structs.asdict(joined.link._stats_of(load)))
 
 
 async def test_what_only_a_core_of_ours_can_do_is_an_error_of_the_call(remote: Joined) -> None:
