@@ -33,6 +33,7 @@ logger = logging.getLogger(__name__)
 
 ABORT_CONFIRM_SECONDS = 1.0  # a core that is silent for longer is not waited for
 MAX_OUTPUTS_PER_TURN = 128  # processed before the event loop gets a turn
+LOOK_SECONDS = 1.0  # between two looks whether those that are held back may be sent
 MAX_GAP_SECONDS = 60.0  # that open requests wait for the core after one that has died
 
 StateCallback = Callable[[CoreState, str], None]
@@ -69,6 +70,7 @@ class CoreClient:
         self._resubmission = Resubmission(self.requests, self._send) if resubmit else None
         self._restart_seconds = restart_seconds
         self._gap_timer: asyncio.TimerHandle | None = None
+        self._trial_timer: asyncio.TimerHandle | None = None
         self._lost_ids: list[str] = []  # internal ids that the latest core had when it was lost
         self._max_num_queued_reqs = max_num_queued_reqs
         self._max_num_queued_tokens = max_num_queued_tokens
@@ -109,6 +111,7 @@ class CoreClient:
                 self._abort_in_core(self._states())
                 self._end_all("its event loop has ended")
             self._is_processing = False
+            self._trial_timer = None  # of that loop
             self._loop = loop
         self.link.attach()
 
@@ -305,10 +308,17 @@ class CoreClient:
         self._resubmit()
 
     def _resubmit(self) -> None:
-        if self._resubmission is None or self.link.ready is None:
+        if self._resubmission is None or self.link.ready is None or self._loop is None:
             return
-        if self._resubmission.send_some() and self._loop is not None:
+        if self._resubmission.send_some():
             self._loop.call_soon(self._resubmit)
+        elif self._trial_timer is None and self._resubmission.waiting():
+            # Nothing may come of the one that they wait for.
+            self._trial_timer = self._loop.call_later(LOOK_SECONDS, self._look_at_trial)
+
+    def _look_at_trial(self) -> None:
+        self._trial_timer = None
+        self._resubmit()
 
     def _end_gap(self, seconds: float) -> None:
         self._gap_timer = None

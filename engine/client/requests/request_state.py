@@ -46,6 +46,7 @@ class Submission:
     num_tokens: int = 0  # that it had when it was sent last
     num_in_vain: int = 0  # cores in a row that died under it before it had another token
     num_resubmits: int = 0
+    sent_at: float = 0.0  # the last time, time.monotonic()
 
 
 logger = logging.getLogger(__name__)

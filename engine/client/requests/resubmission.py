@@ -6,10 +6,12 @@ was held back, because its detokenizer stays.
 
 One of them may be what killed the core. A request that saw two cores die before it had another
 token ends with an error. And a request under that suspicion is sent last and alone, after all
-others have proved harmless, so that a deadly request ends no other.
+others have proved harmless, so that a deadly request ends no other; or when the last one has stood
+still for so long that it may just be slow.
 """
 
 import logging
+import time
 from collections.abc import Callable
 
 import msgspec
@@ -24,6 +26,7 @@ from engine.outputs import OutputError
 logger = logging.getLogger(__name__)
 
 MAX_CORES_IN_VAIN = 2  # that may die under a request in a row, without a new token of it
+TRIAL_SECONDS = 60.0  # without a new token, after which the others follow
 MAX_SENT_PER_TURN = 32  # before the event loop gets a turn: a long prompt takes a while to encode
 
 
@@ -83,15 +86,19 @@ class Resubmission:
         return len(harmless) > MAX_SENT_PER_TURN
 
     def _is_anybody_on_trial(self) -> bool:
-        """Whether a request was sent again that could still turn out to be deadly."""
-        return any(
-            state.in_core
+        """Whether a request was sent again that could still turn out to be deadly, and has not
+        stood still for so long that all go on.
+        """
+        sent = [
+            state.submission.sent_at
+            for state in self._requests.request_states.values()
+            if state.in_core
             and state.submission is not None
             and state.submission.num_resubmits > 0
             and len(state.token_ids) == state.submission.num_tokens
             and state.queue_position is None
-            for state in self._requests.request_states.values()
-        )
+        ]
+        return bool(sent) and min(sent) > time.monotonic() - TRIAL_SECONDS
 
     def _resubmit(self, state: RequestState) -> None:
         submission = state.submission
@@ -115,6 +122,7 @@ class Resubmission:
         state.queue_position = None
         submission.num_tokens = len(state.token_ids)
         submission.num_resubmits += 1
+        submission.sent_at = time.monotonic()
         metrics = state.metrics  # shared by the answers to one request
         metrics.num_resubmits = max(metrics.num_resubmits, submission.num_resubmits)
 

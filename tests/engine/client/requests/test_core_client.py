@@ -10,6 +10,7 @@ import pytest
 
 from engine.client.async_llm import AsyncLLM
 from engine.client.requests import core_client as client_module
+from engine.client.requests import resubmission
 from engine.client.requests.collector import RequestOutputCollector
 from engine.client.requests.core_client import MAX_OUTPUTS_PER_TURN
 from engine.client.requests.core_connection import CoreConnection
@@ -352,6 +353,19 @@ async def test_suspects_are_sent_one_at_a_time(cores: Cores) -> None:
         await cores.engine.check_health()
         assert list(cores.core.received()) == []  # it is alone until it has a token
         cores.core.emit(request.request_id, A)
+
+
+async def test_suspects_follow_one_of_which_nothing_comes(
+    cores: Cores, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client_module, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(resubmission, "TRIAL_SECONDS", 0.05)
+    streams = [await cores.add(f"r{n}") for n in range(4)]
+    for _ in streams:
+        await cores.receive(AddRequest)
+    await cores.replace()
+    again = [(await cores.receive(AddRequest)).request_id for _ in streams]
+    assert [name.split("-")[0] for name in again] == ["r0", "r1", "r2", "r3"]
 
 
 async def test_new_token_clears_a_request(cores: Cores) -> None:
