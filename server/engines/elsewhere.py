@@ -21,6 +21,7 @@ from server.engines.native.fingerprint import file_stamps
 logger = structlog.get_logger("server")
 
 AGAIN_SECONDS = 0.5  # between two looks for an engine that is not there yet
+RELEASE_SECONDS = 5.0  # for a look that is under way: an engine may be as slow as it likes
 LOG_SECONDS = 10.0  # between two lines of the log on that
 
 # Looks for it once; how long a text it takes. Raises `EngineSetupError` for one that is there and
@@ -87,7 +88,7 @@ class EngineElsewhere:
     def release(self) -> None:
         self._is_closing.set()
         if self._looking is not None:
-            self._looking.join()
+            self._looking.join(RELEASE_SECONDS)  # whatever it still finds counts for nothing
         self._looking = None
 
     def stop(self) -> None:
@@ -99,11 +100,12 @@ class EngineElsewhere:
     def _look(self, is_closing: threading.Event) -> None:
         logged_at = 0.0
         while not is_closing.is_set():
+            length = 0
+            refusal: str | None = None
             try:
                 length = self._find()
-            except EngineSetupError as refusal:
-                self.start_error = str(refusal)
-                break
+            except EngineSetupError as error:
+                refusal = str(error)
             except Exception as problem:  # also what nobody has thought of: it is looked for again
                 if time.monotonic() - logged_at >= LOG_SECONDS:
                     logged_at = time.monotonic()
@@ -112,7 +114,10 @@ class EngineElsewhere:
                     logger.warning("engine not found yet", problem=why, exc_info=not is_known)
                 is_closing.wait(AGAIN_SECONDS)
                 continue
-            self.facts = msgspec.structs.replace(self.facts, context_length=length)
-            self._is_found = True
+            if is_closing.is_set():
+                break  # and perhaps looked for anew by now
+            if refusal is None:
+                self.facts = msgspec.structs.replace(self.facts, context_length=length)
+            self.start_error, self._is_found = refusal, refusal is None
             break
         self._wake()
