@@ -27,7 +27,7 @@ from server.engines.remote.dialects.dialect import (
     remaining_tokens,
 )
 from server.engines.remote.wire.exchange import Call
-from server.engines.remote.wire.problems import BadStatus, Broken, Misfit
+from server.engines.remote.wire.problems import BadStatus, Broken, Misfit, Silent
 
 if TYPE_CHECKING:
     from engine.client.text.tokenizer import Tokenizer
@@ -88,6 +88,9 @@ class LlamaCpp:
                 raise
             self._has_slots = False
             return await self.look(ask)
+        except Silent:  # they wait for the batch that it computes, which may take a minute
+            await ask(Call("/health"))
+            return RemoteLoad()
         if not isinstance(slots, list):
             raise Broken("/slots gives no list")
         running = [slot for slot in slots if isinstance(slot, dict) and slot.get("is_processing")]

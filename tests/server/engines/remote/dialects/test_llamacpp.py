@@ -14,10 +14,10 @@ from engine.pooling import PoolingParams
 from engine.sampling_params import SamplingParams
 from server.engines.client import CANNOT_CONTINUE
 from server.engines.remote.checkpoint import Checkpoint
-from server.engines.remote.dialects.dialect import Step
+from server.engines.remote.dialects.dialect import RemoteLoad, Step
 from server.engines.remote.dialects.llamacpp import LlamaCpp, missing_ids
 from server.engines.remote.wire.exchange import Call, message_of
-from server.engines.remote.wire.problems import BadStatus, Broken, Misfit
+from server.engines.remote.wire.problems import BadStatus, Broken, Misfit, Silent
 from tests.server.engines.remote.conftest import PROMPT, Join, asked
 from tests.server.engines.remote.recorded.exchanges import recorded
 from tests.server.engines.remote.stand_in import LlamaCppStandIn, answer_ids
@@ -77,6 +77,15 @@ async def test_a_server_without_slots_is_looked_at_by_its_health(checkpoint: Che
     replies = {"/slots": BadStatus(501, "not supported")}
     dialect = await dialect_of(checkpoint, replies)
     assert (await dialect.look(asking(replies))).num_running is None
+
+
+async def test_a_server_whose_slots_wait_for_a_long_batch_lives(checkpoint: Checkpoint) -> None:
+    replies: dict[str, Any] = {"/slots": Silent("nothing for 5 s")}
+    dialect = await dialect_of(checkpoint, replies)
+    assert await dialect.look(asking(replies)) == RemoteLoad()
+    with pytest.raises(Silent):
+        await dialect.look(asking({**replies, "/health": Silent("nothing for 5 s")}))
+    assert (await dialect.look(asking({}))).num_running is not None  # it is asked again
 
 
 async def test_busy_slots_are_its_load(checkpoint: Checkpoint) -> None:
