@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from server.config.models import ModelSource
     from server.config.settings import Settings
 
-DialectMaker = Callable[[Tokenizer, "str | None"], Dialect]
+DialectMaker = Callable[[Tokenizer, "str | None", str], Dialect]
 
 REPLY_SECONDS = 5.0
 
@@ -77,7 +77,7 @@ def manage(
 def find(make_dialect: DialectMaker, options: RemoteOptions, checkpoint: Checkpoint) -> int:
     """Ask it what it is. Raises `NotThere`, and `EngineSetupError` for one that does not fit."""
     try:
-        dialect = make_dialect(checkpoint.tokenizer, options.model)
+        dialect = make_dialect(checkpoint.tokenizer, options.model, options.name)
         facts = asyncio.run(_probe(dialect, options, checkpoint))
     except Misfit as problem:
         raise EngineSetupError(f"the engine at {options.url}: {problem}") from None

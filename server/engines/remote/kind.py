@@ -25,14 +25,14 @@ if TYPE_CHECKING:
     from server.engines.remote.dialects.dialect import Dialect
     from server.engines.tracing import Tracing
 
-# Of a tokenizer, and of what the engine calls the model, if somebody has said that. It imports what
-# only workers need.
-DialectMaker = Callable[["Tokenizer", "str | None"], "Dialect"]
+# Of a tokenizer, of what the engine calls the model, if somebody has said that, and of what we call
+# it. It imports what only workers need.
+DialectMaker = Callable[["Tokenizer", "str | None", str], "Dialect"]
 
 
 @dataclass(frozen=True, slots=True)
 class RemoteKind:
-    """`dialect` makes the kind's, of a tokenizer and of what the engine calls the model."""
+    """`dialect` makes the kind's, of a tokenizer and of the model's names."""
 
     name: str
     dialect: DialectMaker
@@ -84,7 +84,7 @@ class RemoteKind:
         checkpoint = read_checkpoint(folder, given.max_model_len, tokenizer)
         link = RemoteLink(
             given.address,
-            self.dialect(checkpoint.tokenizer, given.model),
+            self.dialect(checkpoint.tokenizer, given.model, given.name),
             checkpoint,
             served_model_name=given.name,
             patience=Patience.of(given.stillness_seconds),

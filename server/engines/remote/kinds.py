@@ -9,19 +9,19 @@ if TYPE_CHECKING:
     from server.engines.remote.dialects.dialect import Dialect
 
 
-def _vllm(tokenizer: "Tokenizer", model: str | None) -> "Dialect":
+def _vllm(tokenizer: "Tokenizer", model: str | None, name: str) -> "Dialect":
     from server.engines.remote.dialects.vllm import VLLM
 
-    return VLLM(tokenizer, model)
+    return VLLM(tokenizer, model, name)
 
 
-def _sglang(tokenizer: "Tokenizer", model: str | None) -> "Dialect":
+def _sglang(tokenizer: "Tokenizer", model: str | None, name: str) -> "Dialect":
     from server.engines.remote.dialects.sglang import SGLang
 
     return SGLang(tokenizer, model)
 
 
-def _llamacpp(tokenizer: "Tokenizer", model: str | None) -> "Dialect":
+def _llamacpp(tokenizer: "Tokenizer", model: str | None, name: str) -> "Dialect":
     from server.engines.remote.dialects.llamacpp import LlamaCpp
 
     return LlamaCpp(tokenizer, model)

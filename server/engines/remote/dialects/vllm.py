@@ -8,7 +8,7 @@ then an answer is ended by closing its connection, which vLLM does not confirm.
 import hashlib
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -29,7 +29,7 @@ from server.engines.remote.dialects.dialect import (
     remaining_tokens,
 )
 from server.engines.remote.wire.exchange import Call
-from server.engines.remote.wire.problems import BadStatus, Broken, Lie, Misfit
+from server.engines.remote.wire.problems import BadStatus, Broken, Lie, Misfit, Silent
 
 if TYPE_CHECKING:
     from engine.client.text.tokenizer import Tokenizer
@@ -49,6 +49,7 @@ SERVER_ERROR = 500
 OWN_GRAMMAR = "%llguidance"  # how the form of a call begins, which not all its libraries read
 GUIDANCE = "--structured-outputs-config.backend guidance"  # which does
 CORE = "EngineCore"  # in what it says when that has died
+MAX_NAMED = 5  # models in a line of the log
 LOAD_SECONDS = 3.0  # between two looks at its metrics, which take it some milliseconds to write
 MAX_METRICS_LENGTH = 1 << 20  # characters of these that are read
 MAX_DIGITS = 12  # of a size among them
@@ -62,19 +63,21 @@ LABEL = re.compile(rb'\b(\w{1,64})="([^"]*)"')
 
 
 class VLLM:
-    """One server's. `model` is the name of a model there; None: the first one."""
+    """One server's. `model` is the name of a model there; None: that of the `name` that it has
+    here, or the only one.
+    """
 
     name = "vllm"
 
-    def __init__(self, tokenizer: "Tokenizer", model: str | None) -> None:
-        self._wanted = model
+    def __init__(self, tokenizer: "Tokenizer", model: str | None, name: str = "") -> None:
+        self._wanted, self._name = model, name
         self._model = ""
         self._max_model_len = 0
         self._has_token_route = False
         self._load, self._loaded_at = RemoteLoad(), 0.0  # and when that was, by time.monotonic()
 
     async def probe(self, ask: Ask) -> RemoteFacts:
-        model, max_model_len = _served(await ask(Call("/v1/models")), self._wanted)
+        model, max_model_len = _served(await ask(Call("/v1/models")), self._wanted, self._name)
         has_token_route = await _finds(ask, Call(ABORT, {"request_ids": []}))
         self.join(model, max_model_len, has_token_route=has_token_route)
         return RemoteFacts(
@@ -325,22 +328,35 @@ def _entries(choice: _Choice) -> list[list[tuple[int, float, int]]]:
     ]
 
 
-def _served(models: Any, wanted: str | None) -> tuple[str, int]:
+def _served(models: Any, wanted: str | None, ours: str) -> tuple[str, int]:
     """The name of the model there, and its context. Raises `Misfit`."""
     listed = models.get("data") if isinstance(models, dict) else None
     if not isinstance(listed, list):
         raise Misfit("it is no vLLM server: /v1/models lists nothing")
     found = {
-        each["id"]: integer_of(each.get("max_model_len"))
+        each["id"]: each
         for each in listed
         if isinstance(each, dict) and isinstance(each.get("id"), str)
     }
-    name = next(iter(found), None) if wanted is None else wanted
+    name = _chosen(found, ours) if wanted is None else wanted
     if name is None or name not in found:
         raise Misfit(f"it serves no model {wanted!r}" if wanted else "it serves no model")
-    if not found[name]:
+    max_model_len = integer_of(found[name].get("max_model_len"))
+    if not max_model_len:
         raise Misfit("it is no vLLM server: /v1/models tells no max_model_len")
-    return name, found[name]
+    return name, max_model_len
+
+
+def _chosen(found: Mapping[str, Mapping[str, Any]], ours: str) -> str | None:
+    """One of the same name, or the only one, whatever its names and adapters are."""
+    if ours in found:
+        return ours
+    bases = [name for name, each in found.items() if each.get("parent") is None]
+    roots = {str(found[name].get("root") or name) for name in bases}
+    if len(roots) > 1:
+        names = ", ".join(bases[:MAX_NAMED])
+        raise Misfit(f"it serves {names}, and no model {ours}: ;model=NAME says which it is")
+    return next(iter(bases), None)
 
 
 async def _finds(ask: Ask, call: Call) -> bool:
@@ -355,10 +371,10 @@ async def _finds(ask: Ask, call: Call) -> bool:
 
 
 async def _metrics(ask: Ask) -> bytes:
-    """Empty where it tells none."""
+    """Empty where it tells none, or not in time."""
     try:
         text = await ask(Call("/metrics"))
-    except BadStatus:
+    except (BadStatus, Silent):
         return b""
     return text[:MAX_METRICS_LENGTH].encode() if isinstance(text, str) else b""
 

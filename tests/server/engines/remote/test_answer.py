@@ -128,7 +128,7 @@ def test_what_was_shown_already_may_have_been_all(
 
 @pytest.mark.parametrize(("wrong", "rank"), [(-1, 2), (50, 2), (1 << 40, 2), (10, 1 << 70)])
 def test_logprobs_of_what_is_no_token_are_a_lie(wrong: int, rank: int) -> None:
-    with pytest.raises(Lie, match="logprobs of tokens|ranks that no token has"):
+    with pytest.raises(Lie, match=r"logprobs of tokens|ranks that no token has"):
         answer().take(Step([10], logprobs=[[(10, -0.5, 1), (wrong, -1.5, rank)]]))
 
 

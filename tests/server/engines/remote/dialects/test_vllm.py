@@ -20,7 +20,7 @@ from server.engines.remote.dialects.vllm import (
     load_of,
 )
 from server.engines.remote.wire.exchange import Call
-from server.engines.remote.wire.problems import BadStatus, Broken, Lie, Misfit
+from server.engines.remote.wire.problems import BadStatus, Broken, Lie, Misfit, Silent
 from tests.server.engines.remote.recorded.exchanges import Exchange, recorded
 from tests.server.engines.remote.recorded.record import FORM, PROBE, QUESTION, SAMPLED
 
@@ -110,6 +110,35 @@ async def test_a_model_that_it_does_not_serve_is_a_misfit(tokenizer: Tokenizer) 
     assert (named.call(request([5]), "r").body or {})["model"] == "m"
 
 
+@pytest.mark.parametrize(
+    ("listed", "chosen"),
+    [
+        ([("small", None, None), ("ours", None, None)], "ours"),
+        ([("adapted", "big", "big"), ("big", None, "/models/big")], "big"),
+        ([("big", None, "/models/big"), ("alias", None, "/models/big")], "big"),
+        ([("small", None, "/models/small"), ("big", None, "/models/big")], None),
+    ],
+    ids=["of-the-same-name", "no-adapter", "of-two-names", "another"],
+)
+async def test_of_several_models_it_is_that_of_our_name_or_the_only_one(
+    tokenizer: Tokenizer, listed: list[tuple[str, str | None, str | None]], chosen: str | None
+) -> None:
+    async def ask(call: Call) -> Any:
+        data = [
+            {"id": name, "parent": parent, "root": root, "max_model_len": 64}
+            for name, parent, root in listed
+        ]
+        return {"data": data} if call.path == "/v1/models" else ""
+
+    vllm = VLLM(tokenizer, None, "ours")
+    if chosen is None:
+        with pytest.raises(Misfit, match=";model=NAME says which it is"):
+            await vllm.probe(ask)
+    else:
+        await vllm.probe(ask)
+        assert (vllm.call(request([5]), "r").body or {})["model"] == chosen
+
+
 async def test_a_key_that_it_refuses_is_not_taken_for_an_old_version(tokenizer: Tokenizer) -> None:
     with pytest.raises(BadStatus, match="401"):
         await VLLM(tokenizer, None).probe(saying(SCALED, **{"v1/models": "no key for models"}))
@@ -130,6 +159,17 @@ async def test_it_has_the_ids_that_we_have(tokenizer: Tokenizer) -> None:
 
 async def test_a_look_tells_its_load(tokenizer: Tokenizer) -> None:
     assert await joined(tokenizer).look(saying(SCALED)) == RemoteLoad(0, 0, 0.0)
+
+
+async def test_a_server_whose_metrics_take_too_long_lives(tokenizer: Tokenizer) -> None:
+    async def ask(call: Call) -> Any:
+        if call.path == "/metrics":
+            raise Silent("nothing for 5 s")
+        return await saying(SCALED)(call)
+
+    vllm = VLLM(tokenizer, None)
+    assert (await vllm.probe(ask)).num_kv_tokens is None
+    assert await vllm.look(ask) == RemoteLoad()
 
 
 @pytest.mark.parametrize("number", ["1.2.3", "-", "1e999", "-4"])
