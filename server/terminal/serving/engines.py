@@ -20,7 +20,7 @@ WAITS = {
     "dead": "its next start",
     "paused": "the end of a pause: it has failed too often",
 }
-
+Model = Annotated[str | None, typer.Option(help="Whose, if several models have one of this name.")]
 
 app = typer.Typer(
     name="engines", help="List, drain, restart, add and remove engines.", no_args_is_help=True
@@ -41,26 +41,23 @@ def drain_engine(
     client: AdminClient,
     name: str,
     move: Annotated[bool, typer.Option("--move", help="Its answers go on at others.")] = False,
+    model: Model = None,
 ) -> Told:
     """Let an engine take no new answers."""
-    drains = client.post(f"/engines/{quoted(name)}/drain", move=move)
+    drains = client.post(f"/engines/{quoted(name)}/drain", move=move, model=model)
     return Told(drains, f"{name} takes no new answers")
 
 
 @admin_command(app, "resume")
-def resume_engine(client: AdminClient, name: str) -> Told:
+def resume_engine(client: AdminClient, name: str, model: Model = None) -> Told:
     """Let an engine take new answers again."""
-    return Told(client.post(f"/engines/{quoted(name)}/resume"), f"{name} takes new answers")
+    resumes = client.post(f"/engines/{quoted(name)}/resume", model=model)
+    return Told(resumes, f"{name} takes new answers")
 
 
 @admin_command(app, "restart")
 def restart_engine(
-    client: AdminClient,
-    name: str,
-    model: Annotated[
-        str | None, typer.Option(help="Whose, if several models have one of this name.")
-    ] = None,
-    reason: Reason = "",
+    client: AdminClient, name: str, model: Model = None, reason: Reason = ""
 ) -> Told:
     """Start an engine of this host again; its answers go on."""
     restarts = client.post(f"/engines/{quoted(name)}/restart", model=model, reason=reason)
@@ -75,9 +72,10 @@ def add_engine(client: AdminClient, engine: str) -> Told:
 
 
 @admin_command(app, "remove")
-def remove_engine(client: AdminClient, name: str) -> Told:
+def remove_engine(client: AdminClient, name: str, model: Model = None) -> Told:
     """Let an engine go; its answers go on at others."""
-    return Told(client.delete(f"/engines/{quoted(name)}"), f"{name} is let go")
+    of = "" if model is None else f"?model={quoted(model)}"
+    return Told(client.delete(f"/engines/{quoted(name)}{of}"), f"{name} is let go")
 
 
 def engine_table(engines: Sequence[dict[str, Any]]) -> Table:

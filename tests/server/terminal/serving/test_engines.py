@@ -7,7 +7,14 @@ import pytest
 from rich.console import Console
 
 from server.terminal.admin_client import AdminClient
-from server.terminal.serving.engines import engine_table, list_engines, restart_engine
+from server.terminal.serving.engines import (
+    drain_engine,
+    engine_table,
+    list_engines,
+    remove_engine,
+    restart_engine,
+    resume_engine,
+)
 from tests.server.terminal.manage.played import Played
 
 
@@ -116,3 +123,16 @@ def test_an_engine_is_restarted_with_a_reason() -> None:
     told = restart_engine(client, "a/b", reason="stuck")
     assert told == ({"name": "a/b"}, "a/b restarts", "")
     assert client.asked == [("POST", "/engines/a%2Fb/restart", {"reason": "stuck"})]
+
+
+def test_an_engine_of_one_of_several_models_is_drained_resumed_and_removed_alone() -> None:
+    paths = ["POST /engines/a/drain", "POST /engines/a/resume", "DELETE /engines/a?model=qwen%2F3"]
+    client = Played({path: {"name": "a"} for path in paths})
+    drain_engine(client, "a", move=True, model="qwen/3")
+    resume_engine(client, "a", model="qwen/3")
+    remove_engine(client, "a", model="qwen/3")
+    assert client.asked == [
+        ("POST", "/engines/a/drain", {"move": True, "model": "qwen/3"}),
+        ("POST", "/engines/a/resume", {"model": "qwen/3"}),
+        ("DELETE", "/engines/a?model=qwen%2F3", {}),
+    ]
