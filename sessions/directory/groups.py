@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 from typing import Final
 
 from sessions.connection.client import Argument, RedisClient
+from sessions.directory.finding.names import folded
 from sessions.directory.users import User, Users
 from sessions.indexes.pages import cursor_of, newest_after, parse_cursor
 from sessions.model.errors import GroupNotFound, QuotaExceeded, UserNotFound
@@ -121,9 +122,9 @@ class Groups:
         if is_group_id(text):
             known = await self.groups([text])
             return known, len(known)
-        wanted, found = text.casefold().strip(), []
+        wanted, found = folded(text).strip(), []
         async for gid, name in self._names():
-            place = name.casefold().find(wanted)
+            place = folded(name).find(wanted)
             if place >= 0:
                 found.append((place > 0, len(name), name, gid))
         best = sorted(found)[:limit]

@@ -55,10 +55,10 @@ class UserNames:
     async def find(self, text: str, limit: int) -> list[NamedUser]:
         """Up to so many, those whose name begins with the text first. Raises `StoreUnavailable`."""
         await self._bring_up_to_date()
-        wanted = text.casefold().strip()
+        wanted = folded(text).strip()
         found = []
         for uid, name in self._everybody():
-            place = name.casefold().find(wanted)
+            place = folded(name).find(wanted)
             if place >= 0:
                 found.append((place > 0, len(name), name, uid))
         return [NamedUser(uid, name) for *_, name, uid in sorted(found)[:limit]]
@@ -66,8 +66,8 @@ class UserNames:
     async def same(self, name: str) -> list[str]:
         """The ids of those whose name looks the same, in any case. Raises `StoreUnavailable`."""
         await self._bring_up_to_date()
-        wanted = _folded(name)
-        return [uid for uid, other in self._everybody() if _folded(other) == wanted]
+        wanted = folded(name)
+        return [uid for uid, other in self._everybody() if folded(other) == wanted]
 
     def _everybody(self) -> Iterator[tuple[str, str]]:
         yield from self._built_in.items()
@@ -166,6 +166,10 @@ class UserNames:
         return found
 
 
-def _folded(name: str) -> str:
-    """Without case, and without what Unicode writes in several ways."""
-    return (name if name.isascii() else unicodedata.normalize("NFKC", name)).casefold()
+def folded(name: str) -> str:
+    """Without case, what takes no room, and what Unicode writes in several ways."""
+    if not name.isascii():
+        name = unicodedata.normalize("NFKC", name)
+        if not name.isprintable():
+            name = "".join(one for one in name if unicodedata.category(one) != "Cf")
+    return name.casefold()

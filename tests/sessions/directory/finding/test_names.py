@@ -59,6 +59,17 @@ async def test_a_part_of_a_name_in_any_case_finds_its_users_those_that_begin_wit
     assert await named(found, "a", 1) == ["ADA"]
 
 
+async def test_a_name_is_found_however_unicode_writes_it_and_whatever_is_hidden_in_it(
+    users: Users, found: UserNames
+) -> None:
+    hidden, apart = "A\u200bda\u00ad", "Rene\u0301e"
+    uids = {name: (await users.create(name)).uid for name in (hidden, apart)}
+    assert await named(found, "ada") == [hidden]
+    assert await named(found, "REN\u00c9") == [apart]
+    assert await found.same("Ada") == [uids[hidden]]
+    assert await found.same("Ren\u00e9e") == [uids[apart]]
+
+
 async def test_who_came_or_went_since_the_last_search_is_known(
     users: Users, found: UserNames
 ) -> None:
