@@ -28,6 +28,7 @@ _CODES: dict[type[Exception], tuple[str, str, str | None]] = {
         "this key was used for another request",
         "idempotency_key",
     ),
+    errors.TokenEnded: ("idempotency_key_reused", "the token of this user has ended", None),
     errors.MessageChanged: ("revision_conflict", "the message was changed meanwhile", None),
     errors.HeadMoved: ("revision_conflict", "messages were added meanwhile", None),
     errors.RevisionConflict: ("revision_conflict", "the session was changed meanwhile", None),

@@ -17,12 +17,13 @@ from typing import Any, Final, Literal, cast
 
 import orjson
 
-from sessions.connection.client import Command, RedisClient
+from sessions.connection.client import Argument, Command, RedisClient
 from sessions.model.keys import (
     COOKIE_IDLE_MS,
     EXPIRED_TOKEN_MS,
     LOGIN_CODE_SECONDS,
     TICKET_SECONDS,
+    USER_KEY_MS,
     Keys,
 )
 from sessions.store.context import PUBLISH
@@ -122,6 +123,20 @@ class Credentials:
         await self._store(raw, uid, "token", scopes, lifetime_seconds, purpose=purpose)
         return raw
 
+    async def prepare_token(
+        self, uid: str, expires_at: int | None, *, scopes: Iterable[str] = (), purpose: str = ""
+    ) -> str:
+        """A token that no list has, and that ends within a day unless `keep_token` follows."""
+        raw = secrets.token_urlsafe(SECRET_BYTES)
+        key = self._keys.token(digest_of(raw))
+        fields = _fields_of(uid, "token", scopes, expires_at, purpose=purpose)
+        await self._client.calls(("HSET", key, *fields), ("PEXPIRE", key, USER_KEY_MS))
+        return raw
+
+    async def keep_token(self, raw: str, expires_at: int | None) -> None:
+        """A prepared one holds for as long as it says. A revoked one stays revoked."""
+        await self._client.call(*_lasting(self._keys.token(digest_of(raw)), expires_at))
+
     async def lookup(self, raw: str) -> Credential | None:
         """What this token or cookie stands for, perhaps no more (`has_expired`).
 
@@ -205,24 +220,16 @@ class Credentials:
         digest = digest_of(raw)
         key, index = self._keys.token(digest), self._keys.user_tokens(uid)
         now = int(time.time() * 1000)
-        expires_at = None if lifetime_seconds is None else now + int(lifetime_seconds * 1000)
-        # fmt: off
-        fields = (
-            "uid", uid, "scopes", " ".join(scopes), "kind", kind, "created_at", now,
-            "minted_by", minted_by, "purpose", purpose,
-        )
-        # fmt: on
+        expires_at = expiry_of(lifetime_seconds)
         commands: list[Command] = [
             ("ZREMRANGEBYSCORE", index, "-inf", now - EXPIRED_TOKEN_MS),
             ("ZADD", index, "+inf" if expires_at is None else expires_at, digest),
-            ("HSET", key, *fields, "expires_at", "" if expires_at is None else expires_at),
+            ("HSET", key, *_fields_of(uid, kind, scopes, expires_at, minted_by, purpose)),
         ]
-        if expires_at is None:
-            commands.append(("PERSIST", key))
+        if kind == "cookie" and expires_at is not None:
+            commands.append(("PEXPIRE", key, min(expires_at - now, COOKIE_IDLE_MS)))
         else:
-            left = expires_at - now
-            keep = min(left, COOKIE_IDLE_MS) if kind == "cookie" else left + EXPIRED_TOKEN_MS
-            commands.append(("PEXPIRE", key, keep))
+            commands.append(_lasting(key, expires_at))
         await self._client.calls(*commands)
 
     # ---- one-time secrets ------------------------------------------------------------------------
@@ -314,9 +321,39 @@ class Credentials:
         return None if stored is None else cast("dict[str, Any]", orjson.loads(stored))
 
 
+def expiry_of(lifetime_seconds: float | None) -> int | None:
+    """When what is made now ends, in ms since 1970; None: never."""
+    return None if lifetime_seconds is None else int((time.time() + lifetime_seconds) * 1000)
+
+
 def digest_of(raw: str) -> str:
     """The name under which a secret is stored. Lone surrogates, unknown to UTF-8, are allowed."""
     return hashlib.sha256(raw.encode(errors="surrogatepass")).hexdigest()
+
+
+def _fields_of(
+    uid: str,
+    kind: CredentialKind,
+    scopes: Iterable[str],
+    expires_at: int | None,
+    minted_by: str = "",
+    purpose: str = "",
+) -> tuple[Argument, ...]:
+    """What is stored of a credential: names and values."""
+    # fmt: off
+    return (
+        "uid", uid, "scopes", " ".join(scopes), "kind", kind, "minted_by", minted_by,
+        "purpose", purpose, "created_at", int(time.time() * 1000),
+        "expires_at", "" if expires_at is None else expires_at,
+    )
+    # fmt: on
+
+
+def _lasting(key: str, expires_at: int | None) -> Command:
+    """Keep a token until it has been told for a while that it has expired."""
+    if expires_at is None:
+        return ("PERSIST", key)
+    return ("PEXPIREAT", key, expires_at + EXPIRED_TOKEN_MS)
 
 
 def _decode(digest: str, row: Sequence[bytes | None]) -> Credential | None:

@@ -18,7 +18,7 @@ import orjson
 from sessions.connection.client import Argument, RedisClient
 from sessions.indexes.pages import cursor_of, newest_after, parse_cursor
 from sessions.model.arguments import check_uid
-from sessions.model.errors import IdempotencyKeyReused, UserNotFound
+from sessions.model.errors import IdempotencyKeyReused, TokenEnded, UserNotFound
 from sessions.model.keys import USER_KEY_MS, Keys
 from sessions.model.quotas import OwnQuotas
 from sessions.store.context import PUBLISH
@@ -72,31 +72,43 @@ class Users:
         return user
 
     async def create_once(
-        self, uid: str, name: str, roles: Iterable[str], *, content: str, digest: str
-    ) -> tuple[User, str | None]:
+        self,
+        uid: str,
+        name: str,
+        roles: Iterable[str],
+        *,
+        content: str,
+        digest: str,
+        expires_at: int | None = None,
+    ) -> tuple[User, list[str]]:
         """The user whom `uid`, derived from an idempotency key, names: made now, or before.
 
-        `digest` is that of the token that the caller has made for them. A repeat also gets that of
-        the token before it. Raises `IdempotencyKeyReused` for another `content`, and once the key
-        is forgotten; `UserNotFound` when the user was removed since.
+        `digest` is that of the token that the caller has made for them, which enters their list. A
+        repeat also gets those of the tokens before it. Raises `IdempotencyKeyReused` for another
+        `content`, and once the key is forgotten; `TokenEnded` when the token before was revoked or
+        has expired; `UserNotFound` when the user was removed since.
         """
         now = int(time.time() * 1000)
+        names = self._keys
+        keys = [of(uid) for of in (names.user_record, names.user_key, names.user_tokens)]
         # fmt: off
         *_, reply = await self._client.calls_in_order(
             ("ZADD", self._keys.users, "NX", now, uid),
             self._client.script_run(
-                "create_user", [self._keys.user_record(uid), self._keys.user_key(uid)],
+                "create_user", keys,
                 call_id=secrets.token_urlsafe(9), content=content, digest=digest,
-                life_ms=USER_KEY_MS,
+                score="+inf" if expires_at is None else expires_at, now=now, life_ms=USER_KEY_MS,
                 fields=["name", name, "roles", " ".join(roles), "created_at", now, "disabled", ""],
             ),
         )
         # fmt: on
         word, *rest = (part.decode() for part in reply)
         if word in ("ok", "replayed"):
-            return await self.user(uid), rest[0] if rest else None
+            return await self.user(uid), rest[0].split() if rest else []
         if not await self._client.call("EXISTS", self._keys.user_record(uid)):
             await self._client.call("ZREM", self._keys.users, uid)
+        if word == "ended":
+            raise TokenEnded
         raise UserNotFound if word == "not_found" else IdempotencyKeyReused(uid)
 
     async def user(self, uid: str) -> User:

@@ -6,7 +6,7 @@ SessionError
 ├── InvalidId, InvalidCursor    refused before Redis was asked
 ├── SessionNotFound, MessageNotFound, ResponseNotFound, SessionLocked, RevisionConflict
 ├── MessageChanged, HeadMoved
-├── UserNotFound, UserGone, ShareNotFound, GroupNotFound
+├── UserNotFound, UserGone, ShareNotFound, GroupNotFound, TokenEnded
 ├── NoSlot                  one more answer than a user may have at once
 ├── QuotaExceeded           one more than a user may have; nothing was stored
 ├── ResponseInProgress, QueueFull, IdempotencyKeyReused     a response that may not begin
@@ -152,6 +152,10 @@ class IdempotencyKeyReused(SessionError):
     def __init__(self, response_id: str) -> None:
         super().__init__(f"idempotency key already names {response_id}")
         self.response_id = response_id
+
+
+class TokenEnded(SessionError):
+    """The token of the user whom this idempotency key has made was revoked, or has expired."""
 
 
 class RunError(SessionError):

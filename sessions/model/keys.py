@@ -131,8 +131,8 @@ class Keys:
         return f"{self.prefix}u:{{{uid}}}:p"
 
     def user_key(self, uid: str) -> str:
-        """Hash of a user who was made with an idempotency key: what was asked for, and the digest
-        of the token that was given; a day.
+        """Hash of a user who was made within a day: what was asked for, and the digest of the
+        token that was given.
         """
         return f"{self.prefix}u:{{{uid}}}:i"
 

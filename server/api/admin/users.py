@@ -30,9 +30,9 @@ from server.api.rest.sessions import Cursor, Limit
 from server.protocol.client_frames import to_struct
 from server.protocol.errors import ApiError, invalid_field
 from server.protocol.titles import VISIBLE, given_line, needed_line
-from sessions.directory.credentials import Credential, digest_of
+from sessions.directory.credentials import Credential, digest_of, expiry_of
 from sessions.directory.users import ROLES, User, new_user_id
-from sessions.model.errors import IdempotencyKeyReused, UserNotFound
+from sessions.model.errors import UserNotFound
 from sessions.model.ids import derived_user_id, is_user_id
 from sessions.model.quotas import OwnQuotas
 from sessions.store.store import SessionStore
@@ -216,40 +216,25 @@ class AdminUserOperations:
             actor, "user.create", uid, f"{name}: {' '.join((*roles, *scopes))}"
         )
         namesakes = [one for one in await self._admin.names.same(name) if one != uid]
-        token = await self._credentials.create_token(  # worth nothing before there is a user
-            uid, body.expires_in_s, scopes=scopes, purpose=purpose
+        expires_at = expiry_of(body.expires_in_s)
+        token = await self._credentials.prepare_token(
+            uid, expires_at, scopes=scopes, purpose=purpose
         )
-        if key is None:
-            user, is_repeat = await self._users.create(name, roles, uid=uid), False
-        else:
-            asked = orjson.dumps([name, roles, scopes, body.expires_in_s, purpose])
-            content = sha256(asked).hexdigest()
-            user, is_repeat = await self._create_once(uid, name, roles, content, token)
+        asked = orjson.dumps([name, roles, scopes, body.expires_in_s, purpose])
+        user, before = await self._users.create_once(
+            uid,
+            name,
+            roles,
+            content=sha256(asked).hexdigest(),
+            digest=digest_of(token),
+            expires_at=expires_at,
+        )
+        await self._credentials.keep_token(token, expires_at)
+        for digest in before:  # of tokens that perhaps nobody has got
+            await self._credentials.revoke_digest(digest)
         wire = {**user_wire(user), "scopes": list(scopes), "token": token}
         wire["namesakes"] = namesakes[:MAX_NAMESAKES]
-        return json_response(wire, 200 if is_repeat else 201)
-
-    async def _create_once(
-        self, uid: str, name: str, roles: tuple[str, ...], content: str, token: str
-    ) -> tuple[User, bool]:
-        """The user of an idempotency key, and whether they were made before.
-
-        Then this token takes the place of the one before, which perhaps nobody has got. If that was
-        revoked, whoever did it wants no other.
-        """
-        try:
-            user, before = await self._users.create_once(
-                uid, name, roles, content=content, digest=digest_of(token)
-            )
-            if before is not None:
-                (last,) = await self._credentials.lookup_digests([before])
-                if last is None or last.has_expired:
-                    raise ApiError("idempotency_key_reused", "the token of this user has ended")
-                await self._credentials.revoke_digest(before)
-        except (ApiError, IdempotencyKeyReused, UserNotFound):
-            await self._credentials.revoke(token)
-            raise
-        return user, before is not None
+        return json_response(wire, 200 if before else 201)
 
     async def read(self, call: Call) -> Response:
         user = await self._user(call)

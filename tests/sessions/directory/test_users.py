@@ -7,11 +7,12 @@ import asyncio
 import pytest
 
 from sessions.connection.feed import LiveFeed
-from sessions.directory.credentials import Credentials
+from sessions.directory.credentials import Credentials, digest_of
 from sessions.directory.users import Users
-from sessions.model.errors import IdempotencyKeyReused, InvalidCursor, UserNotFound
+from sessions.model.errors import IdempotencyKeyReused, InvalidCursor, TokenEnded, UserNotFound
 from sessions.model.events import LiveFrame, LivePayload
 from sessions.model.ids import derived_user_id, is_user_id
+from sessions.model.keys import USER_KEY_MS
 from sessions.store.store import SessionStore
 
 
@@ -116,25 +117,73 @@ async def test_a_user_of_a_key_is_made_once_and_neither_twice_nor_again(
     store: SessionStore, users: Users
 ) -> None:
     uid = derived_user_id("admin", "key")
-
-    async def make(content: str, digest: str) -> tuple[str, str | None]:
-        user, before = await users.create_once(
-            uid, "Ada", ("user",), content=content, digest=digest
-        )
-        return user.name, before
-
-    assert await make("a", "first") == ("Ada", None)
+    assert await make(users, uid, "first") == ("Ada", [])
     await users.update(uid, name="Ada King")
-    assert await make("a", "second") == ("Ada King", "first")
-    assert await make("a", "third") == ("Ada King", "second")
+    assert await make(users, uid, "second") == ("Ada King", ["first"])
     with pytest.raises(IdempotencyKeyReused):
-        await make("b", "fourth")
+        await make(users, uid, "third", content="b")
     assert [user.uid for user in (await users.page()).users] == [uid]
     await users.forget(uid)
     with pytest.raises(UserNotFound):
-        await make("a", "fifth")
+        await make(users, uid, "fourth")
     assert await store.client.call("ZCARD", store.keys.users) == 0
     await users.create("Ada", uid=uid)  # whose key is forgotten
     await store.client.call("DEL", store.keys.user_key(uid))
     with pytest.raises(IdempotencyKeyReused):
-        await make("a", "sixth")
+        await make(users, uid, "fifth")
+
+
+async def test_a_repeat_ends_what_repeats_that_came_no_further_have_left(
+    store: SessionStore, users: Users
+) -> None:
+    uid = derived_user_id("admin", "key")
+    await make(users, uid, "first")
+    await make(users, uid, "second")  # which could not end the first
+    assert await make(users, uid, "third") == ("Ada", ["second", "first"])
+    await store.client.call("ZREM", store.keys.user_tokens(uid), "first", "second")
+    assert await make(users, uid, "fourth") == ("Ada", ["third"])
+
+
+async def test_no_repeat_of_several_gets_a_token_after_that_of_the_user_has_ended(
+    store: SessionStore, users: Users, credentials: Credentials
+) -> None:
+    uid = derived_user_id("admin", "key")
+    raw = await credentials.prepare_token(uid, None)
+    await make(users, uid, digest_of(raw))
+    await credentials.revoke_all(uid)
+    for digest in ("second", "third"):
+        with pytest.raises(TokenEnded):
+            await make(users, uid, digest)
+    other = derived_user_id("admin", "other")
+    await make(users, other, "short", expires_at=1)
+    with pytest.raises(TokenEnded):
+        await make(users, other, "next")
+
+
+async def test_a_token_of_a_user_who_was_not_made_is_in_no_list_and_ends_within_a_day(
+    store: SessionStore, users: Users, credentials: Credentials
+) -> None:
+    uid = derived_user_id("admin", "key")
+    lost = await credentials.prepare_token(uid, None, scopes=("admin",))
+    raw = await credentials.prepare_token(uid, None)
+    await make(users, uid, digest_of(raw))
+    await credentials.keep_token(raw, None)
+    assert [one.digest for one in await credentials.of_user(uid)] == [digest_of(raw)]
+
+    async def life_ms(token: str) -> int:
+        return int(await store.client.call("PTTL", store.keys.token(digest_of(token))))
+
+    assert 0 < await life_ms(lost) <= USER_KEY_MS and await life_ms(raw) == -1
+    await credentials.revoke(raw)
+    await credentials.keep_token(raw, None)  # too late
+    assert await credentials.lookup(raw) is None
+
+
+async def make(
+    users: Users, uid: str, digest: str, *, content: str = "a", expires_at: int | None = None
+) -> tuple[str, list[str]]:
+    """Their name now, and the tokens before this one."""
+    user, before = await users.create_once(
+        uid, "Ada", ("user",), content=content, digest=digest, expires_at=expires_at
+    )
+    return user.name, before
