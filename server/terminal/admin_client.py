@@ -62,12 +62,12 @@ class ServerClient:
         return self._ask("POST", path, {k: v for k, v in body.items() if v is not None})
 
     def post_once(self, path: str, **body: Any) -> dict[str, Any]:
-        """The same, asked again if no answer came; it is done once."""
+        """The same, asked again if none can tell whether it was done; it is done once."""
         headers = {"Idempotency-Key": uuid.uuid4().hex}
         try:
             return self._ask("POST", path, body, headers)
         except AdminError as error:
-            if error.status is not None:
+            if error.status is not None and error.status < HTTPStatus.INTERNAL_SERVER_ERROR:
                 raise
             return self._ask("POST", path, body, headers)
 

@@ -77,7 +77,10 @@ def test_what_was_asked_before_the_server_fell_silent_may_have_been_done() -> No
     assert str(refusal(b"", "")).endswith("; whether it was done is unknown")
 
 
-def test_what_is_done_once_is_asked_again_with_the_same_key_when_no_answer_came() -> None:
+@pytest.mark.parametrize("status", [None, 503])  # no answer; or Redis has given none
+def test_what_is_done_once_is_asked_again_with_the_same_key_where_it_may_have_been_done(
+    status: int | None,
+) -> None:
     keys: list[str] = []
 
     class Lost(AdminClient):
@@ -90,7 +93,7 @@ def test_what_is_done_once_is_asked_again_with_the_same_key_when_no_answer_came(
         ) -> dict[str, object]:
             keys.append((headers or {})["Idempotency-Key"])
             if len(keys) == 1:
-                raise AdminError("does not answer")
+                raise AdminError("does not answer", status)
             if len(keys) == 2:
                 return {"id": "usr_a"}
             raise AdminError("the name is taken", 409)
