@@ -71,6 +71,8 @@ export function GroupField({ field: { name, search, current }, value, onSet }) {
   const others = found.filter(({ id }) => id !== current?.id);
   const isLeft = chosen.value && chosen.value.id !== current?.id && !others.some(({ id }) => id === value);
   const shown = [null, current, isLeft && chosen.value, ...others].filter((one, place) => place === 0 || one);
+  const called = shown.map((group) => group && nameOf(group));
+  const isTwin = (group) => group && called.filter((name) => name === nameOf(group)).length > 1;
   const stay = (event) => event.key === "Enter" && event.preventDefault(); // nothing is chosen by that
   return html`<fieldset class="picks">
     <legend class="visually-hidden">Group</legend>
@@ -81,17 +83,21 @@ export function GroupField({ field: { name, search, current }, value, onSet }) {
     </label>
     <p class="muted" role="status">${search.word}</p>
     <div class="found-groups">
-      ${shown.map((group) => html`<${Pick} key=${group?.id ?? ""} name=${name} group=${group} value=${value} onPick=${pick} />`)}
+      ${shown.map((group) => html`<${Pick} key=${group?.id ?? ""} name=${name} group=${group} isTwin=${isTwin(group)} value=${value}
+        onPick=${pick} />`)}
     </div>
   </fieldset>`;
 }
 
-function Pick({ name, group, value, onPick }) {
+function Pick({ name, group, isTwin, value, onPick }) {
   const id = group?.id ?? "";
   return html`<label class="check">
     <input type="radio" name=${name} value=${id} checked=${id === value} onChange=${() => onPick(group)} />
-    <span>${group ? visibleName(group.name) : "None"}${group?.members !== undefined && html` <small>${members(group)}</small>`}</span>
+    <span>${group ? visibleName(group.name) : "None"}${group?.members !== undefined && html` <small>${members(group)}</small>`}${isTwin && html` <small><code>${group.id}</code></small>`}</span>
   </label>`;
 }
+
+/** Two that differ in nothing else, whoever looks at them, are told apart by their ids. */
+const nameOf = ({ name }) => visibleName(name).normalize("NFKC").toLowerCase();
 
 const members = ({ members: number }) => (number === 1 ? "1 member" : `${count(number)} members`);

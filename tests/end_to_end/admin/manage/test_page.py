@@ -155,6 +155,29 @@ async def test_a_group_older_than_the_newest_is_found_by_its_name_and_chosen_by_
         await admin.ask("DELETE", f"/v1/admin/groups/{gid}")
 
 
+@pytest.mark.slow
+async def test_groups_of_one_name_are_told_apart_by_their_ids(page: Page, admin: Http) -> None:
+    user = await new_user(admin, name="Undecided")
+    names = ("Twins", "TWINS", "Twins of another kind")
+    made = [(await admin.post("/v1/admin/groups", {"name": name})).json() for name in names]
+    first, second, third = (group["id"] for group in made)
+    await page.evaluate("hash => location.hash = hash", f"users?open={user['id']}")
+    drawer, dialog = page.get_by_role("complementary"), page.get_by_role("dialog")
+    await expect(drawer).to_contain_text("Undecided")
+    await press(page, "Group …")
+    await dialog.get_by_role("searchbox").fill("twins")
+    await expect(dialog).to_contain_text("Twins of another kind")
+    await expect(dialog).not_to_contain_text(third)
+    for gid in (first, second):
+        await dialog.get_by_role("radio", name=gid).press(" ")
+        await expect(dialog.get_by_role("radio", name=gid)).to_be_checked()
+    await press(page, "Save")
+    await expect(drawer).to_contain_text("TWINS")
+    assert (await admin.get(f"/v1/admin/users/{user['id']}")).json()["group"] == second
+    for gid in (first, second, third):
+        await admin.ask("DELETE", f"/v1/admin/groups/{gid}")
+
+
 async def test_a_group_is_made_changed_and_removed_and_its_members_let_go(
     page: Page, admin: Http
 ) -> None:
