@@ -95,16 +95,29 @@ def _parameters(command: Callable[..., object]) -> list[inspect.Parameter]:
 
 def tell(told: Told, as_json: bool) -> None:
     """Print it; what strangers wrote comes to a terminal as text."""
-    if as_json:
-        print(json.dumps(told.found))
-        return
-    if told.note:
+    if told.note and not as_json:
         print(printable(told.note), file=sys.stderr)
-    if isinstance(told.words, Table):
-        told.words.show()
-        return
-    for line in [told.words] if isinstance(told.words, str) else told.words:
-        print(printable(line))
+    with printing():
+        if as_json:
+            print(json.dumps(told.found))
+        elif isinstance(told.words, Table):
+            told.words.show()
+        else:
+            for line in [told.words] if isinstance(told.words, str) else told.words:
+                print(printable(line))
+
+
+@contextmanager
+def printing() -> Iterator[None]:
+    """Say on one line why what is printed has found no room; a reader may go without a word."""
+    try:
+        yield
+        sys.stdout.flush()
+    except OSError as error:
+        sys.stdout = open(os.devnull, "w")  # the interpreter flushes it at exit
+        if isinstance(error, BrokenPipeError):
+            raise typer.Exit(REFUSED) from None
+        raise fail(f"this cannot be written: {error.strerror}", REFUSED) from None
 
 
 @contextmanager

@@ -13,6 +13,7 @@ from server.terminal.commands import (
     admin_client,
     admin_command,
     in_terminal,
+    printing,
 )
 
 app = typer.Typer(name="sessions", help="Watch sessions live; stop and evict.")
@@ -40,7 +41,8 @@ def sessions(
             from server.terminal.text import output_console
 
             console = output_console()
-            list_once(client, console, everything=everything, as_json=as_json, wanted=find)
+            with printing():
+                list_once(client, console, everything=everything, as_json=as_json, wanted=find)
         else:
             from server.terminal.sessions.live import run_live
 

@@ -1,6 +1,8 @@
 """How commands that ask the running server answer, and how they end."""
 
+import contextlib
 import json
+import sys
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -98,6 +100,27 @@ def test_nothing_is_asked_where_no_server_runs(tmp_path: Path) -> None:
     with pytest.raises(typer.Exit) as raised, commands.admin_client(tmp_path, print):
         raise AssertionError("unreachable")
     assert raised.value.exit_code == 2
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+@pytest.mark.parametrize("words", ["done", Table("name")])
+def test_what_finds_no_room_is_told_on_one_line(
+    words: str | Table,
+    as_json: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    full = open("/dev/full", "w")
+    monkeypatch.setattr("sys.stdout", full)
+    with pytest.raises(typer.Exit) as raised:
+        commands.tell(Told({}, words, note="their token:"), as_json)
+    sys.stdout.close()  # another one, of which nothing is kept
+    with contextlib.suppress(OSError):
+        full.close()
+    assert raised.value.exit_code == commands.REFUSED
+    assert capfd.readouterr().err.splitlines()[-1] == (
+        "parley: this cannot be written: No space left on device"
+    )
 
 
 def test_a_table_is_words_too(tmp_path: Path) -> None:
