@@ -1,7 +1,7 @@
 """`Link`: the connection of `parley chat`, which comes back by itself until the server says no.
 
-It knows no frames but `connection.draining`, and holds nothing back: what must survive a reconnect
-is kept by `ChatClient`, and `on_open` is where it is sent again.
+It knows no frames but `ping` and `connection.draining`, and holds nothing back: what must survive a
+reconnect is kept by `ChatClient`, and `on_open` is where it is sent again.
 """
 
 import asyncio
@@ -105,6 +105,7 @@ class Link:
         self._outgoing = asyncio.Queue()
         self.is_open = self.has_opened = True
         self.lost_at = None
+        self.send({"type": "ping"})  # the server closes a connection that says nothing for 10 s
         self._on_open()
         try:
             while True:
