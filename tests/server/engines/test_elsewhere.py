@@ -1,7 +1,7 @@
 """An engine elsewhere, as the supervisor looks for it."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -22,7 +22,7 @@ def test_what_a_slow_engine_says_after_it_was_let_go_counts_for_nothing(
 ) -> None:
     monkeypatch.setattr(elsewhere, "RELEASE_SECONDS", 0.01)
     may_say, woken = threading.Event(), threading.Semaphore(0)
-    looks = iter([late, lambda: 9])
+    looks: Iterator[Callable[[], int]] = iter([late, lambda: 9])
 
     def find() -> int:
         say = next(looks)
