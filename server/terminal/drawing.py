@@ -11,7 +11,7 @@ from prompt_toolkit.data_structures import Size
 from prompt_toolkit.output.color_depth import ColorDepth
 from prompt_toolkit.output.vt100 import Vt100_Output
 
-TERMINATED = 128 + signal.SIGTERM  # the exit code, as a shell has it
+ENDS = (signal.SIGTERM, signal.SIGHUP)
 
 
 def terminal_output() -> Vt100_Output:
@@ -35,10 +35,15 @@ def terminal_output() -> Vt100_Output:
 
 @contextmanager
 def leaves_when_told(leave: Callable[[int], None]) -> Iterator[None]:
-    """SIGTERM leaves as a key does, with an exit code of its own: the terminal is as before."""
+    """SIGTERM and SIGHUP leave as a key does: the terminal is as before, if it is still there.
+
+    The exit code is what a shell makes of the signal.
+    """
     loop = asyncio.get_running_loop()
-    loop.add_signal_handler(signal.SIGTERM, leave, TERMINATED)
+    for end in ENDS:
+        loop.add_signal_handler(end, leave, 128 + end)
     try:
         yield
     finally:
-        loop.remove_signal_handler(signal.SIGTERM)
+        for end in ENDS:
+            loop.remove_signal_handler(end)

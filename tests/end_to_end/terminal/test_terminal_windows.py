@@ -131,14 +131,15 @@ async def test_ctrl_c_stops_and_twice_leaves_a_narrow_window_tidy(server: Server
         await chat.until(lambda screen: "--sessionses_" in squeezed(screen.shown))
 
 
+@pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGHUP])
 @pytest.mark.parametrize(("command", "ready"), [("chat", "›"), ("sessions", "q leave")])
 async def test_who_is_told_to_end_leaves_the_terminal_as_it_was(
-    server: Server, command: str, ready: str
+    server: Server, command: str, ready: str, end: signal.Signals
 ) -> None:
-    async with terminal(server, command, code=143) as told:
+    async with terminal(server, command, code=128 + end) as told:
         await told.until(lambda screen: any(ready in line for line in screen.shown))
         assert not told.echoes
-        os.kill(told.pid, signal.SIGTERM)
+        os.kill(told.pid, end)
         async with asyncio.timeout(PATIENCE):
             while not told.echoes:  # noqa: ASYNC110  (a terminal tells nobody)
                 await asyncio.sleep(0.05)
