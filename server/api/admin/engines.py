@@ -142,8 +142,7 @@ class AdminEngineOperations:
     async def restart(self, call: Call) -> Response:
         body: RestartEngineBody = to_struct(await call.body(), RestartEngineBody)
         name, reason = call.path("name"), given_line("reason", body.reason)
-        if body.model not in (None, *(model.name for model in self._models.statuses)):
-            raise ApiError("model_not_found", "this host has no such model", param="model")
+        self._check_model(body.model)
         if name not in {model.name for model in self._models.statuses if not model.engines}:
             self._known(call, body.model)
         await self._note(call, "engine.restart", name, f"{body.model or ''} {reason}".strip())
@@ -165,7 +164,12 @@ class AdminEngineOperations:
         await self._note(call, "engine.add", body.engine)
         return await _asked(entry.name, self._models.add_engine(body.engine))
 
+    def _check_model(self, name: str | None) -> None:
+        if name not in (None, *(model.name for model in self._models.statuses)):
+            raise ApiError("model_not_found", "this host has no such model", param="model")
+
     def _known(self, call: Call, model: str | None) -> str:
+        self._check_model(model)
         name = call.path("name")
         if not any(one.name == name for figures in self._of(model) for one in figures):
             raise ApiError("not_found", "this host has no such engine")

@@ -303,9 +303,12 @@ async def test_an_engine_of_a_model_that_is_not_there_is_not_found_and_not_noted
     admin: Http,
 ) -> None:
     (engine, *_) = (await admin.get("/v1/admin/health")).json()["engines"]
-    path = f"/v1/admin/engines/{engine['name']}/restart"
+    path = f"/v1/admin/engines/{engine['name']}"
     before = len(await audit(admin, engine["name"]))
-    refused = await admin.post(path, {"model": "nobodys"})
+    for deed in ("restart", "drain", "resume"):
+        refused = await admin.post(f"{path}/{deed}", {"model": "nobodys"})
+        assert code_of(refused) == (404, "model_not_found")
+        assert refused.json()["error"]["param"] == "model"
+    refused = await admin.ask("DELETE", f"{path}?model=nobodys")
     assert code_of(refused) == (404, "model_not_found")
-    assert refused.json()["error"]["param"] == "model"
     assert len(await audit(admin, engine["name"])) == before
