@@ -353,7 +353,8 @@ def _lasting(key: str, expires_at: int | None) -> Command:
     """Keep a token until it has been told for a while that it has expired."""
     if expires_at is None:
         return ("PERSIST", key)
-    return ("PEXPIREAT", key, expires_at + EXPIRED_TOKEN_MS)
+    left_ms = expires_at + EXPIRED_TOKEN_MS - int(time.time() * 1000)
+    return ("PEXPIRE", key, max(1, left_ms))
 
 
 def _decode(digest: str, row: Sequence[bytes | None]) -> Credential | None:

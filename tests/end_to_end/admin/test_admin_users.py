@@ -11,6 +11,7 @@ import httpx2
 import pytest
 from redis import Redis
 
+from sessions.model.keys import USER_KEY_MS
 from tests.end_to_end.clients.http_client import Http, admin_token, code_of
 from tests.end_to_end.clients.operators import SETTINGS, answering, audit, new_user
 from tests.end_to_end.frames.raw import (
@@ -121,7 +122,9 @@ async def test_a_login_link_of_a_deleted_user_brings_nothing_back(
     assert (login.status, login.header("set-cookie")) == (401, None)
     assert code_of(await admin.get(f"/v1/admin/users/{user['id']}")) == (404, "not_found")
     with Redis.from_url(two_workers.redis_url) as redis:
-        assert redis.keys(f"*{user['id']}*") == []
+        (left,) = redis.keys(f"*{user['id']}*")
+        assert left == b"parley:u:{%s}:i" % user["id"].encode()  # so that no repeat makes it again
+        assert 0 < redis.pttl(left) <= USER_KEY_MS
 
 
 async def test_an_admin_invites_a_user_by_a_login_link(two_workers: Server, admin: Http) -> None:

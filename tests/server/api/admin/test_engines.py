@@ -35,6 +35,10 @@ class House:
             for model, pair in states.items()
         }
 
+    @property
+    def statuses(self) -> list[Any]:
+        return [SimpleNamespace(name=model, engines=NAMES) for model in self.engine_figures()]
+
     async def note(self, actor: object, *words: str) -> None:
         self.noted.append(words)
 
@@ -93,6 +97,6 @@ async def test_the_last_engine_of_its_model_and_one_of_no_such_model_are_refused
     with pytest.raises(ApiError, match="no other engine takes answers"):
         await house.operations.remove(call("native-1", model="small"))
     for deed in (house.operations.drain, house.operations.resume, house.operations.remove):
-        with pytest.raises(ApiError, match="no such engine"):
+        with pytest.raises(ApiError, match="no such (engine|model)"):
             await deed(call("native-1", model="huge"))
     assert house.noted == house.asked == []
