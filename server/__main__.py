@@ -6,7 +6,7 @@ _ours = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # not whe
 if _ours:
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # at once, and without a word of what was imported
 
-from server.cli import main as parley  # noqa: E402
+from server.cli import main as parley  # noqa: E402  (after Ctrl+C is ours)
 
 
 def main() -> None:

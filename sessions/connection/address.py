@@ -78,7 +78,7 @@ class RedisAddress:
         """A connection, as `connection` makes it, that is open."""
         connection = self.connection(node, protocol=protocol, timeout_seconds=timeout_seconds)
         try:
-            await connection.connect()  # type: ignore[no-untyped-call]
+            await connection.connect()  # type: ignore[no-untyped-call]  # redis-py has no types there
         except BaseException:
             await connection.disconnect(nowait=True)
             raise

@@ -350,7 +350,7 @@ def _fields_of(
 
 
 def _lasting(key: str, expires_at: int | None) -> Command:
-    """Keep a token until it has been told for a while that it has expired."""
+    """Keep a token for a while after its end, so that its bearer hears that it has expired."""
     if expires_at is None:
         return ("PERSIST", key)
     left_ms = expires_at + EXPIRED_TOKEN_MS - int(time.time() * 1000)

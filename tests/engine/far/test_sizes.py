@@ -10,7 +10,7 @@ from engine.sampling_params import SamplingParams
 
 
 def request(num_ids: int = 1, **params: object) -> AddRequest:
-    given = SamplingParams(seed=1, **params)  # type: ignore[arg-type]
+    given = SamplingParams(seed=1, **params)  # type: ignore[arg-type]  # of any kind
     return AddRequest("r", [100_000] * num_ids, given, 0.0, resume_token_ids=[70_000] * num_ids)
 
 

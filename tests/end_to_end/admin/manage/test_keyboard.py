@@ -106,5 +106,5 @@ async def test_every_tab_is_reached_and_its_list_is_scrolled(page: Page) -> None
     await expect(page.get_by_role("row").filter(has_text="PARLEY_MODEL").first).to_be_visible()
     await page.keyboard.press("End")
     async with asyncio.timeout(PATIENCE):
-        while await page.evaluate("document.activeElement.scrollTop") == 0:  # noqa: ASYNC110
-            await asyncio.sleep(0.01)  # nothing tells that a list is scrolled
+        while await page.evaluate("document.activeElement.scrollTop") == 0:  # noqa: ASYNC110  (no event)
+            await asyncio.sleep(0.01)  # the page's policy forbids Playwright to wait by itself

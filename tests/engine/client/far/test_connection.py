@@ -102,11 +102,11 @@ async def test_what_the_core_would_not_read_is_refused_here_and_costs_no_connect
     machines: Machines, core: ThreadedCore, model: Path
 ) -> None:
     async with joined(machines, model) as engine:
-        client_id = engine._client.link.client_id  # type: ignore[attr-defined]
+        client_id = engine._client.link.client_id  # type: ignore[attr-defined]  # of a far link
         with pytest.raises(ValidationError, match="besides token ids"):
             await engine._call("metrics", "x" * MAX_OTHER_BYTES)
         assert (await ask(engine, 5))[0] == counted(5)
-        assert engine._client.link.client_id == client_id  # type: ignore[attr-defined]
+        assert engine._client.link.client_id == client_id  # type: ignore[attr-defined]  # of a far link
 
 
 async def test_what_would_be_too_large_is_known_before_it_is_asked(

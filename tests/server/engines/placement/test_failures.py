@@ -35,7 +35,7 @@ async def test_an_answer_that_an_engine_refuses_in_its_middle_goes_to_the_next_o
     ids = ids_of(site)
     reader, dying, _ = await site.begin("r", *ids[:3])
     first, second = (link for link in site.links.values() if link is not dying)
-    first.send = second.send = refuse  # type: ignore[method-assign]
+    first.send = second.send = refuse  # type: ignore[method-assign]  # they refuse all
     dying.die()
     await site.settle()
     assert reader.error is None

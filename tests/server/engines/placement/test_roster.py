@@ -188,7 +188,7 @@ async def test_an_answer_that_an_added_engine_cannot_go_on_with_stays_or_waits_f
 
     ids = ids_of(site)
     reader, mine, other = await site.begin("r", *ids[:number])
-    other.check = check  # type: ignore[method-assign]
+    other.check = check  # type: ignore[method-assign]  # it refuses all
     site.change(site.place_of("r"), is_draining=True, must_move=True)
     await site.settle()
     assert mine.aborted == [] == other.sent
