@@ -36,7 +36,7 @@ def run(told: Any, *words: str, folder: Path) -> Any:
         client: AdminClient,
         name: str,
         times: Annotated[int, typer.Option()] = 1,
-        life: Life = Life(),  # noqa: B008
+        life: Life = Life(),  # noqa: B008  (a tuple: nobody can change it)
     ) -> Told:
         """Do it."""
         assert client.url == "http://127.0.0.1:1"
