@@ -25,6 +25,8 @@ from tests.engine.helpers.fakes import make_scheduler
 from tests.engine.helpers.far.machines import Machines
 from tests.helpers.patience import PATIENCE
 
+POLL_MS = 50  # for room to send; whether the connection is closed is asked as often
+
 
 class FarPeer:
     """One socket at the far door: says what it likes, with the keys of a folder or with none."""
@@ -44,11 +46,18 @@ class FarPeer:
         self._socket.connect(address)
 
     def send(self, message: Any) -> None:
-        self._socket.send(message if isinstance(message, bytes) else encode(message))
+        """Drop the message if the core has closed the connection, where `zmq` waits for ever."""
+        self._send_parts([message if isinstance(message, bytes) else encode(message)])
 
     def send_parts(self, part: bytes, number: int) -> None:
-        """One message of so many."""
-        self._socket.send_multipart([part] * number)
+        """One message of so many; the same if the core has closed the connection."""
+        self._send_parts([part] * number)
+
+    def _send_parts(self, parts: list[bytes]) -> None:
+        while not self.is_closed:
+            if self._socket.poll(POLL_MS, zmq.POLLOUT):
+                self._socket.send_multipart(parts, zmq.NOBLOCK)
+                return
 
     def receive(self) -> CoreMessage:
         assert self._socket.poll(int(PATIENCE * 1000)), "nothing comes"
