@@ -86,7 +86,9 @@ class CoreProcess:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             env=_child_environment(os.environ if env is None else env),
-            start_new_session=True,
+            # Ctrl-C is not for it. A session of its own would be a group of the scheduler too
+            # (sched(7), autogroup), and answers would wait for processor time between groups.
+            process_group=0,
         )
         self._reports: SimpleQueue[bytes] = SimpleQueue()  # lines of stdout; an empty one: the end
         self._readers = [

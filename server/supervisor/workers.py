@@ -158,7 +158,7 @@ class WorkerKeeper:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             pass_fds=(self.config.listen_fd,),
-            start_new_session=True,  # Ctrl-C is for us; the workers get their command in turn
+            process_group=0,  # Ctrl-C is for us; the workers get their command in turn
             env={**os.environ, "PYTHONPATH": _python_path()},
         )
         # Readable for an operator, and never the same twice.

@@ -11,6 +11,7 @@ import asyncio
 import gc
 import json
 import os
+import signal
 import socket
 import sys
 from collections.abc import AsyncIterator
@@ -168,6 +169,7 @@ def _refuse(error: StoreRefused) -> int:
 
 
 def main() -> NoReturn:
+    signal.signal(signal.SIGTTOU, signal.SIG_IGN)  # log also to a terminal that has `stty tostop`
     tether = Tether()
     config = msgspec.json.decode(sys.stdin.buffer.raw.readline(), type=WorkerConfig)  # type: ignore[union-attr]
     settings = config.settings

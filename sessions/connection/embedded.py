@@ -157,7 +157,7 @@ class EmbeddedRedis:
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,
-                    start_new_session=True,  # Ctrl-C is the supervisor's to handle
+                    process_group=0,  # Ctrl-C is the supervisor's to handle
                     pass_fds=(self._lock.fileno(),),
                     preexec_fn=_dies_with(os.getpid()),
                 )

@@ -50,7 +50,7 @@ def running(
             stdout=output,
             stderr=subprocess.STDOUT,
             env={**os.environ, **environment},
-            start_new_session=True,
+            process_group=0,  # a session would be a group of the scheduler, with a share of its own
         )
     try:
         await_answer(name, process, url, log, seconds)

@@ -50,7 +50,7 @@ class CoreMachine:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                start_new_session=True,
+                process_group=0,
             )
         # It was started in the line before: mypy does not look into the lambda.
         wait_for(lambda: READY in self.log() or self.process.poll() is not None, 60.0)  # type: ignore[union-attr]

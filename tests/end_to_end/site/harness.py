@@ -118,7 +118,7 @@ class Server:
             stdin=subprocess.DEVNULL,
             stdout=self._log,
             stderr=self._log,
-            start_new_session=True,
+            process_group=0,  # as where it is run: a session would be a group of the scheduler
         )
 
     def is_ready(self) -> bool:

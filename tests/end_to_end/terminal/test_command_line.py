@@ -1,16 +1,19 @@
 """`parley` as a process: its exit codes, its one line, and the link that it prints."""
 
 import os
+import pty
 import re
 import signal
 import socket
 import subprocess
 import sys
+import termios
 from pathlib import Path
 
 import pytest
 
 from server import __version__
+from tests.end_to_end.clients.terminal import TAKE_TERMINAL
 from tests.end_to_end.frames.raw import ask, cookie_of, request, submit_login
 from tests.end_to_end.site.harness import Server
 from tests.helpers.patience import PATIENCE
@@ -139,3 +142,38 @@ runpy.run_module("server", run_name="__main__", alter_sys=True)
     )
     expected = (0, f"parley {__version__}\n") if is_ignored else (-signal.SIGINT, "")
     assert (ended.returncode, ended.stdout, ended.stderr) == (*expected, "")
+
+
+class ServerInTerminal(Server):
+    """Started by hand, in a terminal that stops a process of the background when it writes."""
+
+    def begin_start(self) -> None:
+        self.terminal, secondary = pty.openpty()
+        modes = termios.tcgetattr(secondary)
+        modes[3] |= termios.TOSTOP
+        termios.tcsetattr(secondary, termios.TCSANOW, modes)
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", TAKE_TERMINAL, "-m", self.module, "serve"],
+            cwd=self.root,
+            env=self._environment,
+            stdin=secondary,
+            stdout=secondary,
+            stderr=secondary,
+            start_new_session=True,
+        )
+        os.close(secondary)
+
+
+def test_workers_log_to_a_terminal_that_stops_the_background_and_ctrl_c_ends_all(
+    tmp_path: Path,
+) -> None:
+    server = ServerInTerminal(tmp_path / "data", "demo", PARLEY_LOG_LEVEL="debug")
+    try:
+        server.start()
+        assert server.process is not None
+        os.write(server.terminal, b"\x03")
+        assert server.process.wait(PATIENCE) == 0
+        assert b"connected" in os.read(server.terminal, 1 << 16)  # which a worker says
+    finally:
+        server.close()
+        os.close(server.terminal)

@@ -174,7 +174,7 @@ def test_core_may_print_as_much_as_it_likes(config: EngineConfig, tmp_path: Path
 def test_ctrl_c_does_not_reach_the_core(config: EngineConfig, tmp_path: Path) -> None:
     core = _start(READY, config, tmp_path)
     core.wait_ready(PATIENCE)
-    assert os.getsid(core.pid) != os.getsid(0)
+    assert os.getpgid(core.pid) != os.getpgid(0)
     core.terminate()
 
 
