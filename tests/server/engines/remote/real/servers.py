@@ -73,7 +73,7 @@ class RealServer(ABC):
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 env={**os.environ, "HF_HUB_OFFLINE": "1", **self._environment()},
-                start_new_session=True,
+                process_group=0,  # a session would be a group of the scheduler, and starve us
             )
 
     @property
@@ -111,13 +111,13 @@ class RealServer(ABC):
         self._process = None
 
     def _processes(self) -> list[psutil.Process]:
-        """Also those whose parent has died: they are of its session."""
+        """Also those whose parent has died: they are of its process group."""
         if self._process is None:
             return []
         found = []
         for process in psutil.process_iter():
             with contextlib.suppress(ProcessLookupError, psutil.NoSuchProcess):
-                if os.getsid(process.pid) == self._process.pid:
+                if os.getpgid(process.pid) == self._process.pid:
                     found.append(process)
         return found
 
