@@ -50,6 +50,9 @@ from engine.repetition import REPETITION_DETECTED
 
 logger = logging.getLogger(__name__)
 
+NUM_PARTS = 4  # of the decodes of full seats, with a pace
+MIN_PART = 16  # decodes: a step of fewer is hardly shorter
+
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -194,6 +197,7 @@ class Scheduler:
         decodes = [sequence for sequence in able if sequence.is_decoding]
         ready = [it for it in able if not it.is_decoding or self._is_due(it, now)]
         ready, newcomers = self._leave_out_majority(ready, newcomers)
+        ready = self._next_part(ready, now)
         num_rows = self.config.max_num_seqs
         chosen = choose_for_step(ready, num_rows - self._num_rows_for(newcomers, ready))
         due = [sequence for sequence in chosen if sequence.is_decoding][:budget]
@@ -376,6 +380,19 @@ class Scheduler:
         if sequence.num_tokens >= sequence.max_num_tokens:
             return False  # its last one is being chosen
         return not self.config.pace or sequence.due_tick <= now * self.config.pace
+
+    def _next_part(self, ready: list[Sequence], now: float) -> list[Sequence]:
+        """A pace leaves time to compute due decodes in parts, and a newcomer waits for one part.
+
+        Not when one is late by a tick: all at once take less time.
+        """
+        decodes = [sequence for sequence in ready if sequence.is_decoding]
+        num_rows = max(MIN_PART, self.config.max_num_seqs // NUM_PARTS)
+        tick = int(now * self.config.pace)
+        if not self.config.pace or any(sequence.due_tick < tick for sequence in decodes):
+            return ready
+        part = set(choose_for_step(decodes, num_rows))
+        return [sequence for sequence in ready if not sequence.is_decoding or sequence in part]
 
     def _leave_out_majority(
         self, ready: list[Sequence], newcomers: list[Sequence]

@@ -38,6 +38,40 @@ def test_a_late_answer_goes_on_at_once_but_does_not_catch_up() -> None:
     assert [run.step(), run.step(), run.step()] == [{"a": 1}, {"a": 1}, {}]
 
 
+def test_many_answers_that_are_due_are_computed_in_parts() -> None:
+    run = full_run()
+    run.now = 100.101
+    parts = [run.step(), run.step()]
+    assert [len(part) for part in parts] == [16, 4]
+    assert set(parts[0]) | set(parts[1]) == {f"a{number}" for number in range(20)}
+    assert run.step() == {}
+
+
+def test_a_newcomer_waits_for_one_part() -> None:
+    run = full_run()
+    run.now = 100.101
+    run.step()
+    run.add("b", max_tokens=9)
+    step = run.step()
+    assert (len(step), step["b"]) == (5, 3)  # the other four go on beside it
+
+
+def test_answers_that_are_late_by_a_tick_are_computed_at_once() -> None:
+    run = full_run()
+    run.now = 100.201
+    assert len(run.step()) == 20
+
+
+def full_run() -> Run:
+    """Twenty answers that wait for the next tick of the pace, at 100.1."""
+    run = Run(make_scheduler(pace=10.0, max_num_seqs=21))
+    for number in range(20):
+        run.add(f"a{number}", max_tokens=9)
+    while run.step():
+        pass
+    return run
+
+
 def test_pace_does_not_hold_back_prefills_and_nothing_due_means_wait_for_a_message() -> None:
     run = Run(make_scheduler(pace=1.0, max_num_batched_tokens=4))
     assert run.scheduler.next_due() is None
