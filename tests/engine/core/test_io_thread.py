@@ -301,7 +301,7 @@ def test_a_client_that_does_not_read_is_given_up_at_the_bound(
 def test_a_flood_is_taken_in_turns_between_which_outputs_are_sent(
     io: Io, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    turns: list[int] = []
+    turns = [0]  # the first may have begun before they are counted
     receive, send = Door.receive, io.thread._send_outbox
 
     def count(door: Door) -> Mail | None:
