@@ -51,7 +51,7 @@ from engine.repetition import REPETITION_DETECTED
 logger = logging.getLogger(__name__)
 
 NUM_PARTS = 4  # of the decodes of full seats, with a pace
-MIN_PART = 16  # decodes: a step of fewer is hardly shorter
+MIN_PART = 16  # decodes: that few are computed in one step
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -386,11 +386,13 @@ class Scheduler:
 
         Not when one is late by a tick: all at once take less time.
         """
-        decodes = [sequence for sequence in ready if sequence.is_decoding]
-        num_rows = max(MIN_PART, self.config.max_num_seqs // NUM_PARTS)
-        tick = int(now * self.config.pace)
-        if not self.config.pace or any(sequence.due_tick < tick for sequence in decodes):
+        if not self.config.pace:
             return ready
+        decodes = [sequence for sequence in ready if sequence.is_decoding]
+        tick = int(now * self.config.pace)
+        if any(sequence.due_tick < tick for sequence in decodes):
+            return ready
+        num_rows = max(MIN_PART, self.config.max_num_seqs // NUM_PARTS)
         part = set(choose_for_step(decodes, num_rows))
         return [sequence for sequence in ready if not sequence.is_decoding or sequence in part]
 
