@@ -124,12 +124,18 @@ class Credentials:
         return raw
 
     async def prepare_token(
-        self, uid: str, expires_at: int | None, *, scopes: Iterable[str] = (), purpose: str = ""
+        self,
+        uid: str,
+        created_at: int,
+        expires_at: int | None,
+        *,
+        scopes: Iterable[str] = (),
+        purpose: str = "",
     ) -> str:
         """A token that no list has, and that ends within a day unless `keep_token` follows."""
         raw = secrets.token_urlsafe(SECRET_BYTES)
         key = self._keys.token(digest_of(raw))
-        fields = _fields_of(uid, "token", scopes, expires_at, purpose=purpose)
+        fields = _fields_of(uid, "token", scopes, created_at, expires_at, purpose=purpose)
         await self._client.calls(("HSET", key, *fields), ("PEXPIRE", key, USER_KEY_MS))
         return raw
 
@@ -220,11 +226,11 @@ class Credentials:
         digest = digest_of(raw)
         key, index = self._keys.token(digest), self._keys.user_tokens(uid)
         now = int(time.time() * 1000)
-        expires_at = expiry_of(lifetime_seconds)
+        expires_at = expiry_of(lifetime_seconds, now)
         commands: list[Command] = [
             ("ZREMRANGEBYSCORE", index, "-inf", now - EXPIRED_TOKEN_MS),
             ("ZADD", index, "+inf" if expires_at is None else expires_at, digest),
-            ("HSET", key, *_fields_of(uid, kind, scopes, expires_at, minted_by, purpose)),
+            ("HSET", key, *_fields_of(uid, kind, scopes, now, expires_at, minted_by, purpose)),
         ]
         if kind == "cookie" and expires_at is not None:
             commands.append(("PEXPIRE", key, min(expires_at - now, COOKIE_IDLE_MS)))
@@ -321,9 +327,9 @@ class Credentials:
         return None if stored is None else cast("dict[str, Any]", orjson.loads(stored))
 
 
-def expiry_of(lifetime_seconds: float | None) -> int | None:
-    """When what is made now ends, in ms since 1970; None: never."""
-    return None if lifetime_seconds is None else int((time.time() + lifetime_seconds) * 1000)
+def expiry_of(lifetime_seconds: float | None, created_at: int) -> int | None:
+    """When what was made at `created_at` ends, both in ms since 1970; None: never."""
+    return None if lifetime_seconds is None else created_at + int(lifetime_seconds * 1000)
 
 
 def digest_of(raw: str) -> str:
@@ -335,6 +341,7 @@ def _fields_of(
     uid: str,
     kind: CredentialKind,
     scopes: Iterable[str],
+    created_at: int,
     expires_at: int | None,
     minted_by: str = "",
     purpose: str = "",
@@ -343,7 +350,7 @@ def _fields_of(
     # fmt: off
     return (
         "uid", uid, "scopes", " ".join(scopes), "kind", kind, "minted_by", minted_by,
-        "purpose", purpose, "created_at", int(time.time() * 1000),
+        "purpose", purpose, "created_at", created_at,
         "expires_at", "" if expires_at is None else expires_at,
     )
     # fmt: on

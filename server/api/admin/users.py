@@ -4,6 +4,7 @@ A token is in the answer that makes it, once; nobody can read it again. An admin
 their own credential does not have.
 """
 
+import time
 from dataclasses import asdict
 from hashlib import sha256
 from typing import Annotated, Any
@@ -216,9 +217,10 @@ class AdminUserOperations:
             actor, "user.create", uid, f"{name}: {' '.join((*roles, *scopes))}"
         )
         namesakes = [one for one in await self._admin.names.same(name) if one != uid]
-        expires_at = expiry_of(body.expires_in_s)
+        now = int(time.time() * 1000)
+        expires_at = expiry_of(body.expires_in_s, now)
         token = await self._credentials.prepare_token(
-            uid, expires_at, scopes=scopes, purpose=purpose
+            uid, now, expires_at, scopes=scopes, purpose=purpose
         )
         asked = orjson.dumps([name, roles, scopes, body.expires_in_s, purpose])
         user, before = await self._users.create_once(

@@ -148,7 +148,7 @@ async def test_no_repeat_of_several_gets_a_token_after_that_of_the_user_has_ende
     store: SessionStore, users: Users, credentials: Credentials
 ) -> None:
     uid = derived_user_id("admin", "key")
-    raw = await credentials.prepare_token(uid, None)
+    raw = await credentials.prepare_token(uid, 1, None)
     await make(users, uid, digest_of(raw))
     await credentials.revoke_all(uid)
     for digest in ("second", "third"):
@@ -164,8 +164,8 @@ async def test_a_token_of_a_user_who_was_not_made_is_in_no_list_and_ends_within_
     store: SessionStore, users: Users, credentials: Credentials
 ) -> None:
     uid = derived_user_id("admin", "key")
-    lost = await credentials.prepare_token(uid, None, scopes=("admin",))
-    raw = await credentials.prepare_token(uid, None)
+    lost = await credentials.prepare_token(uid, 1, None, scopes=("admin",))
+    raw = await credentials.prepare_token(uid, 1, None)
     await make(users, uid, digest_of(raw))
     await credentials.keep_token(raw, None)
     assert [one.digest for one in await credentials.of_user(uid)] == [digest_of(raw)]
