@@ -7,7 +7,7 @@ like every other, which is not ready for a while.
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,11 +20,8 @@ from server.engines.client import (
     EngineDeadError,
     EngineLoad,
     EngineModel,
-    EngineTokenizer,
     Exactness,
-    Grammar,
     LoRARequest,
-    Marks,
     ModelLoadError,
     PoolingParams,
     PoolingRequestOutput,
@@ -32,11 +29,11 @@ from server.engines.client import (
     RequestOutput,
     RetryableRequestError,
     SamplingParams,
-    StructuredOutputsParams,
     TokensPrompt,
     ValidationError,
 )
 from server.engines.placement.group import EngineGroup
+from server.engines.text_of_another import TextOfAnother
 from sessions.background import Background
 
 logger = structlog.get_logger("server")
@@ -58,7 +55,7 @@ class KnownModel:
     max_model_len: int
 
 
-class OnDemandEngine:
+class OnDemandEngine(TextOfAnother):
     """One model's. `status` is the supervisor's word, `take` hears the next one.
 
     `connect` joins the engine that its options name, and may block; `load` asks the supervisor to
@@ -301,27 +298,6 @@ class OnDemandEngine:
     def incarnation(self) -> int | None:
         return None if self._joined is None else self._joined.incarnation
 
-    def get_tokenizer(self) -> EngineTokenizer:
-        return self._engine.get_tokenizer()
-
-    @property
-    def answer_grammar(self) -> Grammar:
-        return self._engine.answer_grammar
-
-    def prompt_end(self, prompt_token_ids: Sequence[int], marks: Marks) -> str:
-        return self._engine.prompt_end(prompt_token_ids, marks)
-
-    def call_form(
-        self,
-        tools: Mapping[str, Mapping[str, Any]],
-        name: str | None = None,
-        prompt_token_ids: Sequence[int] = (),
-    ) -> StructuredOutputsParams:
-        return self._engine.call_form(tools, name, prompt_token_ids)
-
-    def thought_tokens(self, prompt_token_ids: Sequence[int]) -> object:
-        return self._engine.thought_tokens(prompt_token_ids)
-
     async def metrics(self) -> dict[str, Any]:
         if self._joined is None:
             raise EngineDeadError("the model is not loaded")
@@ -345,7 +321,7 @@ class OnDemandEngine:
         **options: Any,
     ) -> AsyncGenerator[RequestOutput, None]:
         with self.using():
-            outputs = self._engine.generate(prompt, sampling_params, request_id, **options)
+            outputs = self.text_engine.generate(prompt, sampling_params, request_id, **options)
             async with contextlib.aclosing(outputs):
                 async for output in outputs:
                     yield output
@@ -359,7 +335,7 @@ class OnDemandEngine:
         lora_request: LoRARequest | None = None,
     ) -> AsyncGenerator[PoolingRequestOutput, None]:
         with self.using():
-            outputs = self._engine.encode(
+            outputs = self.text_engine.encode(
                 prompt, pooling_params, request_id, lora_request=lora_request
             )
             async with contextlib.aclosing(outputs):
@@ -375,19 +351,10 @@ class OnDemandEngine:
 
     async def add_lora(self, lora_request: LoRARequest) -> bool:
         with self.using():
-            return await self._engine.add_lora(lora_request)
+            return await self.text_engine.add_lora(lora_request)
 
     async def remove_lora(self, lora_id: int) -> bool:
-        return await self._engine.remove_lora(lora_id)
-
-    def resumed_text(
-        self,
-        prompt_token_ids: Sequence[int],
-        params: SamplingParams,
-        resume_token_ids: Sequence[int],
-        marks: Marks | None = None,
-    ) -> str:
-        return self._engine.resumed_text(prompt_token_ids, params, resume_token_ids, marks)
+        return await self.text_engine.remove_lora(lora_id)
 
     async def abort(self, request_id: str) -> None:
         if self._joined is not None:
@@ -398,7 +365,7 @@ class OnDemandEngine:
         self._part()
 
     @property
-    def _engine(self) -> EngineClient:
+    def text_engine(self) -> EngineClient:
         if self._joined is None:
             raise RetryableRequestError("the model is not loaded")
         return self._joined

@@ -21,9 +21,9 @@ from server.api.admin.sessions import actor_of
 from server.api.rest.objects import LoginCode
 from server.api.rest.operation import (
     OPTIONAL_KEY,
-    Access,
     Call,
     Operation,
+    admin_operation,
     json_response,
     optional_key,
 )
@@ -113,20 +113,8 @@ class AdminUserOperations:
     def operations(self) -> list[Operation]:
         users, one = "/v1/admin/users", "/v1/admin/users/{uid}"
 
-        def operation(
-            method: str, path: str, endpoint: Any, summary: str, **rest: Any
-        ) -> Operation:
-            return Operation(
-                method=method,
-                path=path,
-                access=Access.ADMIN,
-                endpoint=endpoint,
-                summary=summary,
-                **rest,
-            )
-
         return [
-            operation(
+            admin_operation(
                 "GET",
                 users,
                 self.page,
@@ -134,7 +122,7 @@ class AdminUserOperations:
                 query=PageQuery,
                 answers={200: UserPage},
             ),
-            operation(
+            admin_operation(
                 "POST",
                 users,
                 self.create,
@@ -143,10 +131,10 @@ class AdminUserOperations:
                 body=CreateUserBody,
                 answers={201: NewUser, 200: NewUser},
             ),
-            operation(
+            admin_operation(
                 "GET", one, self.read, "One user with their tokens", answers={200: UserDetails}
             ),
-            operation(
+            admin_operation(
                 "PATCH",
                 one,
                 self.update,
@@ -154,14 +142,14 @@ class AdminUserOperations:
                 body=UpdateUserBody,
                 answers={200: UserDetails},
             ),
-            operation(
+            admin_operation(
                 "DELETE",
                 one,
                 self.delete,
                 "Remove a user with all their sessions and credentials",
                 answers={204: None},
             ),
-            operation(
+            admin_operation(
                 "POST",
                 one + "/tokens",
                 self.create_token,
@@ -170,21 +158,21 @@ class AdminUserOperations:
                 body=CreateTokenBody,
                 answers={201: NewToken},
             ),
-            operation(
+            admin_operation(
                 "DELETE",
                 one + "/tokens",
                 self.revoke_all,
                 "Revoke every token of a user and log their browsers out",
                 answers={200: Revoked},
             ),
-            operation(
+            admin_operation(
                 "DELETE",
                 one + "/tokens/{token_id}",
                 self.revoke,
                 "Revoke one token or cookie of a user",
                 answers={204: None},
             ),
-            operation(
+            admin_operation(
                 "POST",
                 one + "/login-codes",
                 self.create_login_code,

@@ -177,6 +177,15 @@ class Operation:
         return await context.authenticator.user(request)
 
 
+def admin_operation(
+    method: str, path: str, endpoint: Endpoint, summary: str, **rest: Any
+) -> Operation:
+    """One that lets admins in alone; `rest` is what else an `Operation` declares."""
+    return Operation(
+        method=method, path=path, access=Access.ADMIN, endpoint=endpoint, summary=summary, **rest
+    )
+
+
 def body_of(frame: type[Struct], *without: str) -> type[Struct]:
     """The body that stands for a frame: its fields, but those that come in path and headers."""
     left_out = {*without, "event_id"}

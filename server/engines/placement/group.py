@@ -8,7 +8,7 @@ server it is an engine like every other.
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Any
 
 from server.config.models import EngineStatus
@@ -22,18 +22,14 @@ from server.engines.client import (
     EngineError,
     EngineLoad,
     EngineModel,
-    EngineTokenizer,
     Exactness,
-    Grammar,
     LoRARequest,
-    Marks,
     PoolingParams,
     PoolingRequestOutput,
     RequestOutput,
     RequestProgress,
     RetryableRequestError,
     SamplingParams,
-    StructuredOutputsParams,
     TokensPrompt,
 )
 from server.engines.placement.answer import PlacedAnswer
@@ -43,11 +39,12 @@ from server.engines.placement.moving import MovingAnswers, none_ready
 from server.engines.placement.placement import Placement
 from server.engines.placement.roster import Connect, OnCoreState, Roster
 from server.engines.placement.sums import GroupLoad, SmallestModel, room_for, sum_of
+from server.engines.text_of_another import TextOfAnother
 
 LOOK_SECONDS = 0.5
 
 
-class EngineGroup:
+class EngineGroup(TextOfAnother):
     """`connect` joins an engine; `on_core_state` hears how all of them are together.
 
     All of it but the making belongs to the worker's event loop.
@@ -206,7 +203,7 @@ class EngineGroup:
     # ---- what all of them know alike ------------------------------------------------------------
 
     @property
-    def any_engine(self) -> EngineClient:
+    def text_engine(self) -> EngineClient:
         """One that is ready, where there is one: they have the same model."""
         ready = [member.engine for member in self.members if member.engine.is_ready]
         if not self.members:
@@ -223,36 +220,6 @@ class EngineGroup:
         if not lengths:
             raise none_ready()
         return SmallestModel(min(lengths))
-
-    def get_tokenizer(self) -> EngineTokenizer:
-        return self.any_engine.get_tokenizer()
-
-    @property
-    def answer_grammar(self) -> Grammar:
-        return self.any_engine.answer_grammar
-
-    def prompt_end(self, prompt_token_ids: Sequence[int], marks: Marks) -> str:
-        return self.any_engine.prompt_end(prompt_token_ids, marks)
-
-    def call_form(
-        self,
-        tools: Mapping[str, Mapping[str, Any]],
-        name: str | None = None,
-        prompt_token_ids: Sequence[int] = (),
-    ) -> StructuredOutputsParams:
-        return self.any_engine.call_form(tools, name, prompt_token_ids)
-
-    def thought_tokens(self, prompt_token_ids: Sequence[int]) -> object:
-        return self.any_engine.thought_tokens(prompt_token_ids)
-
-    def resumed_text(
-        self,
-        prompt_token_ids: Sequence[int],
-        params: SamplingParams,
-        resume_token_ids: Sequence[int],
-        marks: Marks | None = None,
-    ) -> str:
-        return self.any_engine.resumed_text(prompt_token_ids, params, resume_token_ids, marks)
 
     async def add_lora(self, lora_request: LoRARequest) -> bool:
         """In all that are ready; one that comes later reads it when it is asked with it."""

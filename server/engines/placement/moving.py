@@ -41,7 +41,7 @@ class Engines(Protocol):
         """It is no group any more."""
 
     @property
-    def any_engine(self) -> EngineClient:
+    def text_engine(self) -> EngineClient:
         """One that is ready, where there is one."""
 
     def look(self) -> None:
@@ -149,7 +149,7 @@ class MovingAnswers:
 
     def _last_words(self, answer: PlacedAnswer, output: RequestOutput) -> RequestOutput:
         """What is new of an engine that another one follows. `finished` if none can."""
-        rest = answer.take_last(output, self._engines.any_engine)
+        rest = answer.take_last(output, self._engines.text_engine)
         if rest is not None:
             return rest
         logger.error("tokens do not spell the text", response_id=answer.request_id)

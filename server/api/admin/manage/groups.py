@@ -12,7 +12,7 @@ from server.api.admin.actions import Admin
 from server.api.admin.manage.objects import GroupList, GroupObject, Member, MemberList
 from server.api.admin.sessions import Sought, actor_of
 from server.api.admin.users import Name, PageQuery, check_name, user_wire
-from server.api.rest.operation import Access, Call, Operation, json_response
+from server.api.rest.operation import Call, Operation, admin_operation, json_response
 from server.api.rest.sessions import Cursor, Limit
 from server.protocol.client_frames import to_struct
 from server.protocol.errors import ApiError
@@ -70,20 +70,8 @@ class AdminGroupOperations:
         groups, one = "/v1/admin/groups", "/v1/admin/groups/{gid}"
         member = one + "/members/{uid}"
 
-        def operation(
-            method: str, path: str, endpoint: Any, summary: str, **rest: Any
-        ) -> Operation:
-            return Operation(
-                method=method,
-                path=path,
-                access=Access.ADMIN,
-                endpoint=endpoint,
-                summary=summary,
-                **rest,
-            )
-
         return [
-            operation(
+            admin_operation(
                 "GET",
                 groups,
                 self.page,
@@ -91,7 +79,7 @@ class AdminGroupOperations:
                 query=GroupsQuery,
                 answers={200: GroupList},
             ),
-            operation(
+            admin_operation(
                 "POST",
                 groups,
                 self.create,
@@ -99,8 +87,8 @@ class AdminGroupOperations:
                 body=CreateGroupBody,
                 answers={201: GroupObject},
             ),
-            operation("GET", one, self.read, "One group", answers={200: GroupObject}),
-            operation(
+            admin_operation("GET", one, self.read, "One group", answers={200: GroupObject}),
+            admin_operation(
                 "PATCH",
                 one,
                 self.update,
@@ -108,14 +96,14 @@ class AdminGroupOperations:
                 body=UpdateGroupBody,
                 answers={200: GroupObject},
             ),
-            operation(
+            admin_operation(
                 "DELETE",
                 one,
                 self.delete,
                 "Remove a group; its members stay users",
                 answers={204: None},
             ),
-            operation(
+            admin_operation(
                 "GET",
                 one + "/members",
                 self.members,
@@ -123,14 +111,14 @@ class AdminGroupOperations:
                 query=PageQuery,
                 answers={200: MemberList},
             ),
-            operation(
+            admin_operation(
                 "PUT",
                 member,
                 self.join,
                 "Make a user a member; they leave the group that they were in",
                 answers={200: Member},
             ),
-            operation(
+            admin_operation(
                 "DELETE", member, self.leave, "Let a member leave the group", answers={204: None}
             ),
         ]
