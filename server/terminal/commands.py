@@ -35,15 +35,15 @@ AsJson = Annotated[bool, typer.Option("--json", help="For scripts.")]
 Reason = Annotated[str, typer.Option(help="For the audit log.")]
 
 
-class Told(NamedTuple):
+class Result(NamedTuple):
     """What a command has found or done; `note` is for people, and no part of it."""
 
-    found: Any
-    words: str | list[str] | Table  # a line, lines, or a table
+    data: Any
+    text: str | list[str] | Table  # a line, lines, or a table
     note: str = ""
 
 
-Command = TypeVar("Command", bound=Callable[..., Told])
+Command = TypeVar("Command", bound=Callable[..., Result])
 
 
 def admin_command(group: typer.Typer, name: str) -> Callable[[Command], Command]:
@@ -57,8 +57,8 @@ def admin_command(group: typer.Typer, name: str) -> Callable[[Command], Command]
             for name, bundle in bundles.items():
                 given[name] = bundle(*(given.pop(option) for option in bundle._fields))
             with admin_client(data_dir, command) as client:
-                told = command(client, **given)
-            tell(told, as_json)
+                result = command(client, **given)
+            print_result(result, as_json)
 
         bundles = _bundles(command)
         _, *own = _parameters(command)
@@ -93,17 +93,17 @@ def _parameters(command: Callable[..., object]) -> list[inspect.Parameter]:
     return found
 
 
-def tell(told: Told, as_json: bool) -> None:
+def print_result(result: Result, as_json: bool) -> None:
     """Print it; what strangers wrote comes to a terminal as text."""
-    if told.note and not as_json:
-        print(printable(told.note), file=sys.stderr)
+    if result.note and not as_json:
+        print(printable(result.note), file=sys.stderr)
     with printing():
         if as_json:
-            print(json.dumps(told.found))
-        elif isinstance(told.words, Table):
-            told.words.show()
+            print(json.dumps(result.data))
+        elif isinstance(result.text, Table):
+            result.text.show()
         else:
-            for line in [told.words] if isinstance(told.words, str) else told.words:
+            for line in [result.text] if isinstance(result.text, str) else result.text:
                 print(printable(line))
 
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from server.terminal.admin_client import PAGE, AdminClient
-from server.terminal.commands import Told
+from server.terminal.commands import Result
 from server.terminal.manage.finding import BUILT_IN, find_user
 from server.terminal.tables import Table
 from server.terminal.times import moment_of, second
@@ -24,7 +24,7 @@ def show_audit(
     since: Annotated[str | None, Moment] = None,
     until: Annotated[str | None, Moment] = None,
     limit: Annotated[int, typer.Option(help="How many, the newest ones.", min=1)] = 50,
-) -> Told:
+) -> Result:
     """Show who did or read what as an admin.
 
     The newest come first. Times are UTC, those of --since and --until too.
@@ -48,7 +48,7 @@ def show_audit(
         reason = "" if entry["reason"] == user["id"] else entry["reason"]
         who = _named(actor, entry["actor_name"])
         table.add(second(entry["at"]), who, entry["action"], target, reason, entry["address"])
-    return Told(entries, table if entries else "Nothing fits.")
+    return Result(entries, table if entries else "Nothing fits.")
 
 
 def _named(uid: str, name: str | None) -> str:

@@ -5,17 +5,17 @@ from typing import Annotated, Any
 import typer
 
 from server.terminal.admin_client import AdminClient
-from server.terminal.commands import Told, admin_command
+from server.terminal.commands import Result, admin_command
 from server.terminal.times import second, seconds_of
 
 app = typer.Typer(name="notice", help="A notice to all users.", no_args_is_help=True)
 
 
 @admin_command(app, "show")
-def show_notice(client: AdminClient) -> Told:
+def show_notice(client: AdminClient) -> Result:
     """Show the notice that users are shown now."""
     notice = client.get("/notice")["notice"]
-    return Told(notice, _words(notice) if notice else "No notice is shown.")
+    return Result(notice, _words(notice) if notice else "No notice is shown.")
 
 
 @admin_command(app, "set")
@@ -24,7 +24,7 @@ def set_notice(
     text: str,
     life: Annotated[str, typer.Option("--for", metavar="<time>", help="30m, 4h or 7d.")] = "1h",
     warning: Annotated[bool, typer.Option("--warning", help="Not info, but a warning.")] = False,
-) -> Told:
+) -> Result:
     """Show all users a notice, in the place of another."""
     notice = client.put(
         "/notice",
@@ -32,14 +32,14 @@ def set_notice(
         expires_in_s=seconds_of(life, "--for"),
         level="warning" if warning else "info",
     )["notice"]
-    return Told(notice, _words(notice))
+    return Result(notice, _words(notice))
 
 
 @admin_command(app, "clear")
-def clear_notice(client: AdminClient) -> Told:
+def clear_notice(client: AdminClient) -> Result:
     """Show the notice no more."""
     client.delete("/notice")
-    return Told(None, "No notice is shown any more.")
+    return Result(None, "No notice is shown any more.")
 
 
 def _words(notice: dict[str, Any]) -> str:

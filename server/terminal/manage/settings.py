@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from server.terminal.admin_client import AdminClient
-from server.terminal.commands import Told
+from server.terminal.commands import Result
 from server.terminal.tables import Table
 
 
@@ -14,7 +14,7 @@ def show_settings(
     changed: Annotated[
         bool, typer.Option("--changed", help="Those alone that do not have their default.")
     ] = False,
-) -> Told:
+) -> Result:
     """Show the settings as they run, secrets masked.
 
     Each with where it comes from: its default, the environment, or an option of the command.
@@ -24,4 +24,4 @@ def show_settings(
     table = Table("setting", "from", "value", whole=("setting",))
     for one in shown:
         table.add(one["name"], one["origin"], one["value"])
-    return Told(shown, table)
+    return Result(shown, table)

@@ -6,7 +6,7 @@ from typing import Annotated, Any, NamedTuple
 import typer
 
 from server.terminal.admin_client import AdminClient, AdminError, quoted
-from server.terminal.commands import Told, admin_command
+from server.terminal.commands import Result, admin_command
 from server.terminal.manage.finding import BUILT_IN, check_free, find_user
 from server.terminal.manage.quotas import NO_QUOTAS, GivenQuotas, users_table
 from server.terminal.tables import Cell, Table
@@ -39,10 +39,10 @@ ANY_TOKEN = TokenOptions()
 
 
 @admin_command(app, "list")
-def list_users(client: AdminClient) -> Told:
+def list_users(client: AdminClient) -> Result:
     """List all users, the newest first."""
     users = client.get_all("/users", "users")
-    return Told(users, users_list(users))
+    return Result(users, users_list(users))
 
 
 @admin_command(app, "add")
@@ -51,7 +51,7 @@ def add_user(
     name: str,
     admin: Annotated[bool, typer.Option("--admin", help="Give the role admin.")] = False,
     token: TokenOptions = ANY_TOKEN,
-) -> Told:
+) -> Result:
     """Create a user and print their token, once."""
     check_free(name, client.get_all("/users", "users"), "user")
     user = client.post_once(
@@ -63,18 +63,19 @@ def add_user(
     note = f"user {user['id']} ({user['name']}); its token, shown this once:"
     if user.get("namesakes"):  # which an older worker does not tell
         note = f"{', '.join(user['namesakes'])} has such a name, too\n{note}"
-    return Told(user, user["token"], note)  # alone on standard output, so that a script can take it
+    # The token is alone on standard output, so that a script can take it.
+    return Result(user, user["token"], note)
 
 
 @admin_command(app, "invite")
-def invite_user(client: AdminClient, user: str) -> Told:
+def invite_user(client: AdminClient, user: str) -> Result:
     """Print a one-time URL that logs in as a user (an id or a name)."""
     path = client.post(f"/users/{find_user(client, user)['id']}/login-codes")["path"]
-    return Told({"url": client.url + path}, client.url + path)
+    return Result({"url": client.url + path}, client.url + path)
 
 
 @admin_command(app, "show")
-def show_user(client: AdminClient, user: str) -> Told:
+def show_user(client: AdminClient, user: str) -> Result:
     """Show a user (an id or a name) with the ids of their tokens."""
     found = client.get(f"/users/{find_user(client, user)['id']}")
     words = [found["name"], found["id"], " ".join(found["roles"])]
@@ -85,15 +86,15 @@ def show_user(client: AdminClient, user: str) -> Told:
         until = None if token["expires_at"] is None else day(token["expires_at"])
         scopes, since = " ".join(token["scopes"]), day(token["created_at"])
         table.add(token["id"], token["kind"], scopes, since, until, token["purpose"])
-    return Told(found, table)
+    return Result(found, table)
 
 
 @admin_command(app, "token")
-def add_token(client: AdminClient, user: str, token: TokenOptions = ANY_TOKEN) -> Told:
+def add_token(client: AdminClient, user: str, token: TokenOptions = ANY_TOKEN) -> Result:
     """Print another token for a user (an id or a name), once."""
     found = find_user(client, user)
     made = client.post(f"/users/{found['id']}/tokens", **token.fields())
-    return Told(made, made["token"], f"another token of {found['name']}, shown this once:")
+    return Result(made, made["token"], f"another token of {found['name']}, shown this once:")
 
 
 @admin_command(app, "revoke")
@@ -101,29 +102,29 @@ def revoke_tokens(
     client: AdminClient,
     user: str,
     token: Annotated[str | None, typer.Option(help="This one alone, by its id.")] = None,
-) -> Told:
+) -> Result:
     """Revoke a user's tokens (an id or a name); log their browsers out."""
     found = find_user(client, user)
     path = f"/users/{found['id']}/tokens"
     if token is not None:
         client.delete(f"{path}/{quoted(token)}")
-        return Told({"revoked": 1}, f"{found['name']}: token {token} revoked")
+        return Result({"revoked": 1}, f"{found['name']}: token {token} revoked")
     revoked = client.delete(path)
-    return Told(revoked, f"{found['name']}: {revoked['revoked']} tokens and cookies revoked")
+    return Result(revoked, f"{found['name']}: {revoked['revoked']} tokens and cookies revoked")
 
 
 @admin_command(app, "disable")
-def disable_user(client: AdminClient, user: str) -> Told:
+def disable_user(client: AdminClient, user: str) -> Result:
     """Keep a user out (an id or a name), and end their connections."""
     changed = _change(client, user, disabled=True)
-    return Told(changed, f"{changed['name']} is kept out")
+    return Result(changed, f"{changed['name']} is kept out")
 
 
 @admin_command(app, "enable")
-def enable_user(client: AdminClient, user: str) -> Told:
+def enable_user(client: AdminClient, user: str) -> Result:
     """Let a user in again who was disabled."""
     changed = _change(client, user, disabled=False)
-    return Told(changed, f"{changed['name']} may come in")
+    return Result(changed, f"{changed['name']} may come in")
 
 
 @admin_command(app, "roles")
@@ -131,20 +132,20 @@ def set_roles(
     client: AdminClient,
     user: str,
     roles: Annotated[list[str], typer.Argument(help="user, admin, or both.")],
-) -> Told:
+) -> Result:
     """Give a user (an id or a name) these roles, and no others."""
     changed = _change(client, user, roles=roles)
-    return Told(changed, f"{changed['name']}: {' '.join(changed['roles']) or 'no role'}")
+    return Result(changed, f"{changed['name']}: {' '.join(changed['roles']) or 'no role'}")
 
 
 @admin_command(app, "rename")
-def rename_user(client: AdminClient, user: str, name: str) -> Told:
+def rename_user(client: AdminClient, user: str, name: str) -> Result:
     """Give a user (an id or a name) another name."""
     found = find_user(client, user)
     others = [one for one in client.get_all("/users", "users") if one["id"] != found["id"]]
     check_free(name, others, "user")
     changed = client.patch(f"/users/{found['id']}", name=name)
-    return Told(changed, f"{found['name']} is {changed['name']} now")
+    return Result(changed, f"{found['name']} is {changed['name']} now")
 
 
 @admin_command(app, "quotas")
@@ -152,7 +153,7 @@ def user_quotas(
     client: AdminClient,
     user: Annotated[str | None, typer.Argument(help="An id or a name; without it, all.")] = None,
     given: GivenQuotas = NO_QUOTAS,
-) -> Told:
+) -> Result:
     """Show what users have and may have, or set it for one.
 
     A quota is a number, `none` for no limit, or `default` for what the settings say.
@@ -178,14 +179,14 @@ def user_quotas(
         if user is None or row["user"]["id"] in own
     ]
     limits = client.get("/quotas", limit=1)["limits"]
-    return Told({"limits": limits, "quotas": rows}, users_table(limits, rows))
+    return Result({"limits": limits, "quotas": rows}, users_table(limits, rows))
 
 
 @admin_command(app, "storage")
 def show_storage(
     client: AdminClient,
     user: Annotated[str | None, typer.Argument(help="An id or a name; without it, all.")] = None,
-) -> Told:
+) -> Result:
     """Show what users store, the most bytes first."""
     if user is None:
         names = {
@@ -206,15 +207,15 @@ def show_storage(
         is_part = one["counted"] < one["sessions"]
         note = f"of the {one['counted']:,} newest sessions" if is_part else None
         table.add(one["name"] or one["user_id"], *(f"{one[name]:,}" for name in numbers), note)
-    return Told(stored, table if stored else "Nobody stores anything.")
+    return Result(stored, table if stored else "Nobody stores anything.")
 
 
 @admin_command(app, "remove")
-def remove_user(client: AdminClient, user: str) -> Told:
+def remove_user(client: AdminClient, user: str) -> Result:
     """Remove a user (an id or a name) with all their sessions."""
     found = find_user(client, user)
     client.delete(f"/users/{found['id']}")
-    return Told(found, f"{found['name']} and their sessions are gone")
+    return Result(found, f"{found['name']} and their sessions are gone")
 
 
 def users_list(users: list[dict[str, Any]]) -> Table:

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from server.terminal.admin_client import AdminClient, quoted
-from server.terminal.commands import Reason, Told, admin_command
+from server.terminal.commands import Reason, Result, admin_command
 from server.terminal.tables import Cell, Table
 
 # Red: anything else.
@@ -28,12 +28,12 @@ app = typer.Typer(
 
 
 @admin_command(app, "list")
-def list_engines(client: AdminClient) -> Told:
+def list_engines(client: AdminClient) -> Result:
     """List the engines of this host, where a model has several."""
     engines = client.get("/engines")["engines"]
     if not engines:
-        return Told(engines, "Each model has one engine; PARLEY_ENGINES names several.")
-    return Told(engines, engine_table(engines))
+        return Result(engines, "Each model has one engine; PARLEY_ENGINES names several.")
+    return Result(engines, engine_table(engines))
 
 
 @admin_command(app, "drain")
@@ -42,40 +42,40 @@ def drain_engine(
     name: str,
     move: Annotated[bool, typer.Option("--move", help="Its answers go on at others.")] = False,
     model: Model = None,
-) -> Told:
+) -> Result:
     """Let an engine take no new answers."""
     drains = client.post(f"/engines/{quoted(name)}/drain", move=move, model=model)
-    return Told(drains, f"{name} takes no new answers")
+    return Result(drains, f"{name} takes no new answers")
 
 
 @admin_command(app, "resume")
-def resume_engine(client: AdminClient, name: str, model: Model = None) -> Told:
+def resume_engine(client: AdminClient, name: str, model: Model = None) -> Result:
     """Let an engine take new answers again."""
     resumes = client.post(f"/engines/{quoted(name)}/resume", model=model)
-    return Told(resumes, f"{name} takes new answers")
+    return Result(resumes, f"{name} takes new answers")
 
 
 @admin_command(app, "restart")
 def restart_engine(
     client: AdminClient, name: str, model: Model = None, reason: Reason = ""
-) -> Told:
+) -> Result:
     """Start an engine of this host again; its answers go on."""
     restarts = client.post(f"/engines/{quoted(name)}/restart", model=model, reason=reason)
-    return Told(restarts, f"{name} restarts")
+    return Result(restarts, f"{name} restarts")
 
 
 @admin_command(app, "add")
-def add_engine(client: AdminClient, engine: str) -> Told:
+def add_engine(client: AdminClient, engine: str) -> Result:
     """Add an engine, written as PARLEY_ENGINES has them."""
     added = client.post("/engines", engine=engine)
-    return Told(added, f"{added['name']} is being added")
+    return Result(added, f"{added['name']} is being added")
 
 
 @admin_command(app, "remove")
-def remove_engine(client: AdminClient, name: str, model: Model = None) -> Told:
+def remove_engine(client: AdminClient, name: str, model: Model = None) -> Result:
     """Let an engine go; its answers go on at others."""
     of = "" if model is None else f"?model={quoted(model)}"
-    return Told(client.delete(f"/engines/{quoted(name)}{of}"), f"{name} is let go")
+    return Result(client.delete(f"/engines/{quoted(name)}{of}"), f"{name} is let go")
 
 
 def engine_table(engines: Sequence[dict[str, Any]]) -> Table:

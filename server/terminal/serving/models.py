@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from server.terminal.commands import AsJson, Told, tell
+from server.terminal.commands import AsJson, Result, print_result
 from server.terminal.tables import Cell, Table
 from server.terminal.text import printable
 
@@ -29,7 +29,8 @@ def show_models(as_json: AsJson = False) -> None:
     if len(notes) > MAX_NOTES:
         print(f"parley: {len(notes) - MAX_NOTES} others are left out", file=sys.stderr)
     none = "no models are here; `parley serve --model owner/name` downloads one"
-    tell(Told([_as_object(model) for model in models], _table(models) if models else none), as_json)
+    shown = _table(models) if models else none
+    print_result(Result([_as_object(model) for model in models], shown), as_json)
 
 
 def _as_object(model: "LocalModel") -> dict[str, object]:

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 import typer
 
 from server.terminal.admin_client import AdminClient, quoted
-from server.terminal.commands import Reason, Told, admin_command
+from server.terminal.commands import Reason, Result, admin_command
 from server.terminal.sessions.figures import duration
 from server.terminal.tables import Cell, Table
 
@@ -15,24 +15,24 @@ app = typer.Typer(name="workers", help="List, drain and restart workers.", no_ar
 
 
 @admin_command(app, "list")
-def list_workers(client: AdminClient) -> Told:
+def list_workers(client: AdminClient) -> Result:
     """List the workers, their engines, and who is silent."""
     roll = client.get("/replicas")
-    return Told(roll, workers_table(roll))
+    return Result(roll, workers_table(roll))
 
 
 @admin_command(app, "drain")
-def drain_worker(client: AdminClient, worker: str, reason: Reason = "") -> Told:
+def drain_worker(client: AdminClient, worker: str, reason: Reason = "") -> Result:
     """Let a worker finish or hand over its answers, and restart."""
     drains = client.post(f"/replicas/{quoted(worker)}/drain", reason=reason)
-    return Told(drains, f"{worker} drains")
+    return Result(drains, f"{worker} drains")
 
 
 @admin_command(app, "restart")
-def restart_worker(client: AdminClient, worker: str, reason: Reason = "") -> Told:
+def restart_worker(client: AdminClient, worker: str, reason: Reason = "") -> Result:
     """Restart a worker at once; its answers go on at another one."""
     restarts = client.post(f"/replicas/{quoted(worker)}/restart", reason=reason)
-    return Told(restarts, f"{worker} restarts")
+    return Result(restarts, f"{worker} restarts")
 
 
 @admin_command(app, "log-level")
@@ -41,11 +41,11 @@ def set_log_level(
     worker: str,
     level: Annotated[str, typer.Argument(help="debug, info, warning or error.")],
     reason: Reason = "",
-) -> Told:
+) -> Result:
     """Have a worker log more, or less, until it ends."""
     path = f"/replicas/{quoted(worker)}/log-level"
     logs = client.post(path, level=level, reason=reason)
-    return Told(logs, f"{worker} logs {level} until it ends")
+    return Result(logs, f"{worker} logs {level} until it ends")
 
 
 def workers_table(roll: dict[str, Any]) -> Table:

@@ -9,7 +9,7 @@ from server.terminal.commands import (
     AsJson,
     DataDir,
     Reason,
-    Told,
+    Result,
     admin_client,
     admin_command,
     in_terminal,
@@ -50,11 +50,11 @@ def sessions(
 
 
 @admin_command(app, "stop")
-def stop_session(client: AdminClient, session: str, reason: Reason = "") -> Told:
+def stop_session(client: AdminClient, session: str, reason: Reason = "") -> Result:
     """Stop a session's answers."""
     stopped = client.post(f"/sessions/{quoted(session)}/stop", reason=reason)["responses"]
     lines = [f"{one['id']} {one['status']}" for one in stopped]
-    return Told(stopped, lines or "nothing was being answered")
+    return Result(stopped, lines or "nothing was being answered")
 
 
 @admin_command(app, "evict")
@@ -63,14 +63,14 @@ def evict_session(
     session: str,
     reason: Annotated[str, typer.Option(help="Shown to the viewers.")],
     lock: Annotated[bool, typer.Option("--lock", help="No new answers until unlocked.")] = False,
-) -> Told:
+) -> Result:
     """Stop a session's answers and close its viewers' connections."""
     evicted = client.post(f"/sessions/{quoted(session)}/evict", reason=reason, lock=lock)
-    return Told(evicted, f"{session} is evicted{' and locked' if lock else ''}")
+    return Result(evicted, f"{session} is evicted{' and locked' if lock else ''}")
 
 
 @admin_command(app, "unlock")
-def unlock_session(client: AdminClient, session: str) -> Told:
+def unlock_session(client: AdminClient, session: str) -> Result:
     """Let a locked session take answers again."""
     unlocked = client.post(f"/sessions/{quoted(session)}/unlock")
-    return Told(unlocked, f"{session} takes answers again")
+    return Result(unlocked, f"{session} takes answers again")

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from server.cli import app as parley
 from server.terminal import commands
 from server.terminal.admin_client import AdminClient, AdminError
-from server.terminal.commands import Told, admin_command
+from server.terminal.commands import Result, admin_command
 from server.terminal.tables import Table
 
 HOSTILE = "Ada\x1b]0;owned\x07\n\u202e"
@@ -25,7 +25,7 @@ class Life(NamedTuple):
     life: Annotated[str, typer.Option("--for")] = ""
 
 
-def run(told: Any, *words: str, folder: Path) -> Any:
+def run(result: Any, *words: str, folder: Path) -> Any:
     """A command that says this, as a process would end; an `AdminError` is raised."""
     app = typer.Typer()
     (folder / "server.json").write_text('{"url": "http://127.0.0.1:1"}')
@@ -37,34 +37,34 @@ def run(told: Any, *words: str, folder: Path) -> Any:
         name: str,
         times: Annotated[int, typer.Option()] = 1,
         life: Life = Life(),  # noqa: B008  (a tuple: nobody can change it)
-    ) -> Told:
+    ) -> Result:
         """Do it."""
         assert client.url == "http://127.0.0.1:1"
-        if isinstance(told, AdminError):
-            raise told
-        assert isinstance(told, Told)
-        return told._replace(
-            found={"name": name, "times": times, "found": told.found, **life._asdict()}
+        if isinstance(result, AdminError):
+            raise result
+        assert isinstance(result, Result)
+        return result._replace(
+            data={"name": name, "times": times, "found": result.data, **life._asdict()}
         )
 
     return CliRunner().invoke(app, ["x", "--data-dir", str(folder), *words])
 
 
 def test_people_get_words_and_scripts_the_object(tmp_path: Path) -> None:
-    told = Told([1], ["done", "well"], "by the way")
-    for_people = run(told, folder=tmp_path)
+    result = Result([1], ["done", "well"], "by the way")
+    for_people = run(result, folder=tmp_path)
     assert (for_people.exit_code, for_people.stdout) == (0, "done\nwell\n")
     assert for_people.stderr == "by the way\n"
-    for_scripts = run(told, "--json", "--times", "2", "--for", "1h", folder=tmp_path)
+    for_scripts = run(result, "--json", "--times", "2", "--for", "1h", folder=tmp_path)
     given = {"name": "x", "times": 2, "days": 1, "life": "1h"}
     assert json.loads(for_scripts.output) == {**given, "found": [1]}
 
 
 @pytest.mark.row("B60")
 def test_words_of_strangers_command_no_terminal(tmp_path: Path) -> None:
-    told = Told(HOSTILE, HOSTILE, HOSTILE)
+    result = Result(HOSTILE, HOSTILE, HOSTILE)
     for words in ((), ("--json",)):
-        output = run(told, *words, folder=tmp_path).output
+        output = run(result, *words, folder=tmp_path).output
         assert not {"\x1b", "\x07", "\u202e"} & {*output}
         assert len(output.splitlines()) == (1 if words else 2)
     failed = run(AdminError(HOSTILE, 409), folder=tmp_path)
@@ -113,7 +113,7 @@ def test_what_finds_no_room_is_told_on_one_line(
     full = open("/dev/full", "w")
     monkeypatch.setattr("sys.stdout", full)
     with pytest.raises(typer.Exit) as raised:
-        commands.tell(Told({}, words, note="their token:"), as_json)
+        commands.print_result(Result({}, words, note="their token:"), as_json)
     sys.stdout.close()  # another one, of which nothing is kept
     with contextlib.suppress(OSError):
         full.close()
@@ -125,7 +125,7 @@ def test_what_finds_no_room_is_told_on_one_line(
 
 def test_a_table_is_words_too(tmp_path: Path) -> None:
     table = Table("a heading")
-    assert "a heading" in run(Told([], table), folder=tmp_path).output
+    assert "a heading" in run(Result([], table), folder=tmp_path).output
 
 
 def test_every_command_says_on_a_line_of_its_group_what_it_does() -> None:

@@ -148,9 +148,9 @@ class VLLM:
 
 
 def _params(request: AddRequest, num_tokens: int) -> dict[str, Any]:
-    """As both routes name them. All that a checkpoint's defaults would stand in for is told."""
+    """As both routes name them. Nothing is left to the defaults of a checkpoint."""
     params = request.params
-    told: dict[str, Any] = {
+    asked: dict[str, Any] = {
         "max_tokens": num_tokens,
         "temperature": params.temperature,
         "top_p": params.top_p,
@@ -164,20 +164,20 @@ def _params(request: AddRequest, num_tokens: int) -> dict[str, Any]:
         "stop_token_ids": params.stop_token_ids or [],
     }
     if params.seed is not None and not params.is_greedy:
-        told["seed"] = _seed(params.seed, len(request.resume_token_ids))
+        asked["seed"] = _seed(params.seed, len(request.resume_token_ids))
     for name in ("allowed_token_ids", "logprobs"):
         if (value := getattr(params, name)) is not None:
-            told[name] = value
+            asked[name] = value
     if params.logit_bias:
-        told["logit_bias"] = {str(key): bias for key, bias in params.logit_bias.items()}
+        asked["logit_bias"] = {str(key): bias for key, bias in params.logit_bias.items()}
     if params.repetition_detection is not None:
-        told["repetition_detection"] = msgspec.structs.asdict(params.repetition_detection)
+        asked["repetition_detection"] = msgspec.structs.asdict(params.repetition_detection)
     if params.structured_outputs is not None:
-        told["structured_outputs"] = _form(params.structured_outputs)
+        asked["structured_outputs"] = _form(params.structured_outputs)
     if params.logprobs == -1 or params.logprob_token_ids:
         problem = "logprobs of all tokens, or of given ones, are not available with"
         raise ValidationError(f"{problem} engines of the kind vllm", "logprobs")
-    return told
+    return asked
 
 
 def _seed(seed: int, num_resumed: int) -> int:
@@ -193,13 +193,13 @@ def _form(form: StructuredOutputsParams) -> dict[str, Any]:
     if form.begun:
         problem = "an answer that the prompt has begun cannot be held to a form by vLLM"
         raise ValidationError(problem, "structured_outputs")
-    told: dict[str, Any] = {form.kind: getattr(form, form.kind)}
+    asked: dict[str, Any] = {form.kind: getattr(form, form.kind)}
     if form.kind == "json":  # also where it is True or False, which vLLM does not take
-        told["json"] = form.source()[1]
+        asked["json"] = form.source()[1]
     for name in ("disable_any_whitespace", "disable_additional_properties", "whitespace_pattern"):
         if value := getattr(form, name):
-            told[name] = value
-    return told
+            asked[name] = value
+    return asked
 
 
 # ---- what it says -------------------------------------------------------------------------------

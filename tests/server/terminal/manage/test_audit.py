@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from server.terminal.commands import tell
+from server.terminal.commands import print_result
 from server.terminal.manage.audit import find_entries, show_audit
 from tests.server.terminal.manage.played import Played
 from tests.server.terminal.test_tables import HOSTILE
@@ -35,7 +35,7 @@ def test_pages_are_read_until_enough_is_found_or_nothing_is_left() -> None:
 def test_who_did_it_is_found_by_name_and_what_is_built_in_as_it_is() -> None:
     users = {"users": [{"id": "usr_a", "name": "Ada"}], "next_cursor": None}
     client = Played({"/users": users, "/audit": page()})
-    assert show_audit(client, actor="Ada", since="2026-11-27").words == "Nothing fits."
+    assert show_audit(client, actor="Ada", since="2026-11-27").text == "Nothing fits."
     _, _, query = client.asked[-1]
     assert (query["actor"], query["since"]) == ("usr_a", 1_795_737_600_000)
     show_audit(client, actor="admin")
@@ -52,7 +52,7 @@ def test_what_somebody_did_who_was_removed_is_found_by_their_id() -> None:
 def test_reasons_and_addresses_command_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     names = ("actor", "action", "target", "reason", "address")
     hostile = {**entry(), **dict.fromkeys(names, HOSTILE)}
-    tell(show_audit(Played({"/audit": page(hostile)})), as_json=False)
+    print_result(show_audit(Played({"/audit": page(hostile)})), as_json=False)
     text = capsys.readouterr().out
     assert len(text.splitlines()) == 2 and text.count("[bold]x[/]") == len(names)
     assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]", text)
@@ -65,7 +65,7 @@ def test_names_stand_behind_the_ids_and_can_feign_none(capsys: pytest.CaptureFix
         entry(actor="admin", actor_name="admin", target="ses_d", user=gone),
         entry(actor="usr_e", target="ses_f", reason="usr_e", user=gone),
     )
-    tell(show_audit(Played({"/audit": page(*entries)})), as_json=False)
+    print_result(show_audit(Played({"/audit": page(*entries)})), as_json=False)
     first, second, third = capsys.readouterr().out.splitlines()[1:]
     assert re.search(r"usr_a \(.*\) +x +grp_c \(Crew\) · usr_b \(Grace \(usr_z\)\)", first)
     assert re.search(r" admin +x +ses_d · usr_e ", second)

@@ -79,7 +79,7 @@ def test_who_stores_most_comes_first_and_who_stores_nothing_is_not_asked_for() -
             "/users/usr_c/storage": stored("usr_c", 7000, 3),
         }
     )
-    table = show_storage(client).words
+    table = show_storage(client).text
     assert isinstance(table, Table)
     first, second = ([cell.text for cell in row] for row in table.rows)
     assert first == ["c", "9", "2", "7,000", "of the 3 newest sessions"]
@@ -91,7 +91,7 @@ def test_names_and_purposes_command_no_terminal(capsys: pytest.CaptureFixture[st
     token = {"id": "t", "kind": "token", "scopes": [], "created_at": 0, "expires_at": None}
     hostile = user(name=HOSTILE, group=HOSTILE, tokens=[{**token, "purpose": HOSTILE}])
     users_list([hostile]).show()
-    shown = show_user(Played({"/users/usr_a": hostile}), "usr_a").words
+    shown = show_user(Played({"/users/usr_a": hostile}), "usr_a").text
     assert isinstance(shown, Table)
     shown.show()
     text = capsys.readouterr().out

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from server.terminal.commands import Told, tell
+from server.terminal.commands import Result, print_result
 from server.terminal.manage.groups import list_groups, list_members, remove_group
 from server.terminal.manage.notice import show_notice
 from server.terminal.manage.settings import show_settings
@@ -54,9 +54,9 @@ PLAYED: dict[str, Any] = {
     ids=["groups", "members", "removal", "shares", "notice", "settings"],
 )
 def test_words_of_strangers_command_no_terminal(
-    command: Callable[[Played], Told], capsys: pytest.CaptureFixture[str]
+    command: Callable[[Played], Result], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    tell(command(Played(dict(PLAYED))), as_json=False)
+    print_result(command(Played(dict(PLAYED))), as_json=False)
     text = capsys.readouterr().out
     assert "[bold]x[/]" in text and len(text.splitlines()) <= 2
     assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]", text)
@@ -64,9 +64,9 @@ def test_words_of_strangers_command_no_terminal(
 
 def test_a_title_that_this_admin_may_not_read_is_hidden() -> None:
     hidden = {**SHARE, "title": None, "user": {"id": "usr_a", "name": None}}
-    told = list_shares(Played({"/shares": {"shares": [hidden], "next_cursor": None}}))
-    assert isinstance(told.words, Table)
-    assert [cell.text for cell in told.words.rows[0]] == [
+    result = list_shares(Played({"/shares": {"shares": [hidden], "next_cursor": None}}))
+    assert isinstance(result.text, Table)
+    assert [cell.text for cell in result.text.rows[0]] == [
         "ses_a",
         "usr_a",
         "1970-01-01",
@@ -77,5 +77,5 @@ def test_a_title_that_this_admin_may_not_read_is_hidden() -> None:
 def test_settings_that_were_changed_are_those_without_their_default() -> None:
     settings = [SETTING, {**SETTING, "origin": "default"}]
     client = Played({"/settings": {"settings": settings}})
-    assert show_settings(client, changed=True).found == [SETTING]
-    assert show_settings(client).found == settings
+    assert show_settings(client, changed=True).data == [SETTING]
+    assert show_settings(client).data == settings

@@ -110,18 +110,18 @@ class Answering(AdminClient):
 
 
 def test_scripts_get_what_the_server_says() -> None:
-    assert list_engines(Answering(engine())).found == [engine()]
+    assert list_engines(Answering(engine())).data == [engine()]
 
 
 def test_a_server_with_one_engine_says_so() -> None:
-    told = list_engines(Answering())
-    assert told.found == [] and "one engine" in str(told.words)
+    result = list_engines(Answering())
+    assert result.data == [] and "one engine" in str(result.text)
 
 
 def test_an_engine_is_restarted_with_a_reason() -> None:
     client = Played({"POST /engines/a%2Fb/restart": {"name": "a/b"}})
-    told = restart_engine(client, "a/b", reason="stuck")
-    assert told == ({"name": "a/b"}, "a/b restarts", "")
+    result = restart_engine(client, "a/b", reason="stuck")
+    assert result == ({"name": "a/b"}, "a/b restarts", "")
     assert client.asked == [("POST", "/engines/a%2Fb/restart", {"reason": "stuck"})]
 
 

@@ -9,10 +9,10 @@ def stopped(*responses: dict[str, str]) -> Played:
 
 
 def test_each_answer_is_said_with_how_it_stands() -> None:
-    told = stop_session(stopped({"id": "resp_a", "status": "cancelled"}), "ses_a")
-    assert told.words == ["resp_a cancelled"]
+    result = stop_session(stopped({"id": "resp_a", "status": "cancelled"}), "ses_a")
+    assert result.text == ["resp_a cancelled"]
 
 
 def test_where_nothing_was_being_answered_that_is_said() -> None:
-    told = stop_session(stopped(), "ses_a")
-    assert (told.words, told.found) == ("nothing was being answered", [])
+    result = stop_session(stopped(), "ses_a")
+    assert (result.text, result.data) == ("nothing was being answered", [])
