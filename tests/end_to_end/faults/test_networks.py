@@ -205,7 +205,7 @@ async def read_slowly(server: Server, num_answers: int, num_tokens: int, rate: i
         num_frames = [sum(c.answers[r].num_deltas for r in words) for c in (slow, quick)]
         print(num_frames, grown, quick.gap_p99())
         assert num_frames[0] < num_frames[1] / 2
-        assert quick.gap_p99() < 0.25
+        assert quick.gap_p99() < 1.0  # who waits for the slow one waits for many seconds
         assert grown < 3 * 2**20
 
 
@@ -240,7 +240,7 @@ async def test_a_reader_that_reads_nothing_is_closed_with_4008(server: Server) -
         await back.send("session.subscribe", session_id=session, responses=responses)
         assert (await back.done(response, LATE_SECONDS)).final == oracle_answer(0, num_tokens)
         assert (await quick.done(response, LATE_SECONDS)).final == oracle_answer(0, num_tokens)
-        assert quick.gap_p99() < 0.25
+        assert quick.gap_p99() < 1.0  # who waits for the slow one waits for many seconds
 
 
 async def join_at_random(
