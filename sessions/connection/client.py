@@ -150,7 +150,7 @@ class RedisClient:
             replies |= zip(batch, answered, strict=True)
         return [replies[key] for key in keys]
 
-    async def send(self, *commands: Command) -> None:
+    async def send(self, *commands: Command | ScriptRun) -> None:
         """Send commands for their effect alone: wait for no reply, except in a cluster.
 
         Only there could a later call overtake them. Without one, their errors are dropped.

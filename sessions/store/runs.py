@@ -222,6 +222,7 @@ class Runs:
                 await self._indexes.settle([self._indexes.without_run(response_id)])
             raise error
         uid, now_ms = reply[4].decode(), reply[5]
+        # Both are sent before the caller can tell of the end. On one server no reply is waited for.
         await asyncio.gather(
             self._budgets.charge(
                 uid, response_id, input_tokens + output_tokens, now_ms, group=group

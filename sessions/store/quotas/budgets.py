@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Final
 
+from sessions.connection.client import ScriptRun
 from sessions.indexes.indexes import local_ms
 from sessions.model.arguments import check_uid
 from sessions.model.codec import decode_body
@@ -150,7 +151,10 @@ class Budgets:
 
     async def settle(self, group: str, response_id: str, num_tokens: int) -> None:
         """Count what an answer has used, once; the rest of what was held for it is free."""
-        await self._client.script(
+        await self._client.calls(self._settling(group, response_id, num_tokens))
+
+    def _settling(self, group: str, response_id: str, num_tokens: int) -> ScriptRun:
+        return self._client.script_run(
             "settle_tokens",
             [self._keys.group_tokens(group)],
             response_id=response_id,
@@ -216,14 +220,15 @@ class Budgets:
     ) -> None:
         """Count an ended response's tokens, once; a count that fails is given up.
 
-        `now_ms` by Redis' clock. A budget that is set later counts what was used before. `group`
-        is the one that has held tokens for it: there they stay held until somebody looks.
+        Nobody waits for it, except in a cluster: the answer's end is told meanwhile. `now_ms` by
+        Redis' clock. A budget that is set later counts what was used before. `group` is the one
+        that has held tokens for it: there they stay held until somebody looks.
         """
         check_uid(uid)
         if not is_response_id(response_id):
             return
-        with contextlib.suppress(StoreUnavailable):  # the answer is stored, and that counts more
-            await self._client.script(
+        counts = [
+            self._client.script_run(
                 "charge_tokens",
                 [
                     self._keys.user_tokens_used(uid, _day(now_ms)),
@@ -233,9 +238,11 @@ class Budgets:
                 day_ms=USED_TOKENS_MS,
                 mark_ms=CHARGE_MS,
             )
+        ]
         if group is not None:
-            with contextlib.suppress(StoreUnavailable):
-                await self.settle(group, response_id, num_tokens)
+            counts.append(self._settling(group, response_id, num_tokens))
+        with contextlib.suppress(StoreUnavailable):  # the answer is stored, and that counts more
+            await self._client.send(*counts)
 
 
 def _exceeded(budget: Budget) -> QuotaExceeded:

@@ -9,6 +9,8 @@ from dataclasses import replace
 
 import pytest
 
+from sessions.connection.embedded import EmbeddedRedis
+from sessions.connection.link import Call
 from sessions.directory.groups import Group, Groups
 from sessions.directory.users import Users
 from sessions.model.errors import QuotaExceeded
@@ -16,6 +18,7 @@ from sessions.model.ids import new_response_id, new_session_id
 from sessions.model.quotas import GROUP_TOKENS, GroupQuotas, OwnQuotas
 from sessions.store.quotas import budgets
 from sessions.store.store import SessionStore
+from tests.helpers.patience import PATIENCE
 from tests.sessions.helpers.chat import Chat
 
 NUM_ANSWERS = 1000
@@ -217,3 +220,22 @@ async def test_of_a_call_that_is_gone_all_that_was_held_counts(store: SessionSto
     with pytest.raises(QuotaExceeded):
         await store.budgets.hold(group.gid, response(), wanted=60, least=60)
     assert await tokens(store, group) == (45, 45)
+
+
+async def test_nobody_waits_until_the_tokens_of_an_end_are_counted(
+    redis_server: EmbeddedRedis, store: SessionStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer, counted = Call.answer, asyncio.Event()
+
+    def held_back(call: Call, reply: object) -> None:
+        if call.script == "charge_tokens":
+            counted.set()
+        else:
+            answer(call, reply)
+
+    monkeypatch.setattr(Call, "answer", held_back)
+    chat = await Chat.create(store)
+    rid = (await chat.begin()).response_id
+    await asyncio.wait_for(chat.finish(rid, 2), PATIENCE)
+    await asyncio.wait_for(counted.wait(), PATIENCE)
+    assert [each.tokens_today for each in await store.budgets.usage(["alice"])] == [8]
