@@ -47,6 +47,7 @@ from server.runs.quotas.group_tokens import give_back, hold_tokens
 from server.runs.run import Run
 from server.runs.runs import Runs
 from server.telemetry.tracing import AnswerTrace, AnswerTracing
+from sessions.background import start
 from sessions.model.errors import (
     IdempotencyKeyReused,
     MessageChanged,
@@ -241,9 +242,12 @@ class ResponseCreator:
         waits: bool,
     ) -> tuple[str, bool]:
         uid, frame, trace = wish.uid, wish.frame, wish.trace
+        is_current: asyncio.Task[bool] | None = None  # of a prompt that was made before
         try:
             prompt = None if wish.ahead is None else await wish.ahead.take(target, settings)
-            if prompt is None:
+            if wish.ahead is not None and prompt is not None:
+                is_current = start(wish.ahead.is_current())  # asked while the beginning is stored
+            else:
                 prompt = await self._prompt(uid, session, settings, target)
         except ApiError as error:
             if wish.next_round is None or error.type == "overloaded_error":
@@ -281,6 +285,8 @@ class ResponseCreator:
             run.trace = trace
         above = begun.parent_id if target.before else run.user_message.parent_id
         follows_leaf = above == target.leaf and not begun.queued_behind
+        if is_current is not None and not await is_current:
+            prompt = None
         if prompt is not None and follows_leaf and prompt.is_settled:
             run.set_prompt(prompt)  # otherwise the history moved on: built when its turn comes
         run.tokens_left = None if budget is None else budget.own_left

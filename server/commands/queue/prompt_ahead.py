@@ -15,13 +15,14 @@ from server.runs.state import RunState
 from sessions.background import start
 from sessions.model.errors import SessionError
 from sessions.model.records import Message
+from sessions.store.messages import Messages
 
 
 class PromptAhead:
     """Begins at once. `run` was stopped by this worker, and has called no tool."""
 
-    def __init__(self, run: Run, text: str, prompts: PromptBuilders) -> None:
-        self._run, self._text = run, text
+    def __init__(self, run: Run, text: str, prompts: PromptBuilders, messages: Messages) -> None:
+        self._run, self._text, self._messages = run, text, messages
         self._settings = run.response["settings"]
         self._kept = run.final_text()
         answer = replace(
@@ -44,7 +45,10 @@ class PromptAhead:
         )
 
     async def take(self, target: ReplyTarget, settings: dict[str, object]) -> Prompt | None:
-        """The prompt, if that is what is asked now, and the answer was stored as it was here."""
+        """The prompt, if that is what is asked now, and the answer was stored as it was here.
+
+        It is to be used only if it `is_current`, too.
+        """
         run = self._run
         is_plain = not (target.base or target.before or target.outputs)
         if not is_plain or (target.leaf, target.text) != (run.message.id, self._text):
@@ -54,12 +58,20 @@ class PromptAhead:
         if run.state is not RunState.ENDED or run.final_text() != self._kept:
             return None
         try:
-            prompt = await self._prompt
-            # What was deleted of a message meanwhile must not be in it.
-            *before, answer = await self._builder.path(run.uid, run.session_id, run.message.id)
+            return await self._prompt
         except (ApiError, SessionError):  # the answer itself finds it, and says so
             return None
-        return prompt if (before, answer.text) == (self._before, self._kept) else None
+
+    async def is_current(self) -> bool:
+        """Whether its messages are stored as they were: what was deleted must not be in it."""
+        run, ids = self._run, [*(each.id for each in self._before), self._run.message.id]
+        try:
+            stored = [each async for each, _ in self._messages.bodies(run.session_id, ids)]
+        except SessionError:
+            return False
+        *before, answer = stored
+        unplaced = [replace(each, sibling_ids=()) for each in self._before]  # as they are stored
+        return (before, answer.text) == (unplaced, self._kept)
 
 
 def _without_seed(settings: dict[str, object]) -> dict[str, object]:

@@ -135,7 +135,8 @@ class QueueRunner:
         is_first = run is not None and run.state is RunState.RUNNING
         await self._runs.end_for_another(uid, response_id, "steered")
         if run is not None and is_first and run.prompt is not None and not run.has_calls:
-            self._ahead[run.session_id] = PromptAhead(run, text, self._prompts)
+            ahead = PromptAhead(run, text, self._prompts, self._store.messages)
+            self._ahead[run.session_id] = ahead
             loop = asyncio.get_running_loop()
             loop.call_later(AHEAD_SECONDS, self._ahead.pop, run.session_id, None)
 
