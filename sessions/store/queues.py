@@ -1,16 +1,17 @@
 """The store's part for queues: what waits in a session to be asked, and which sessions to look at.
 
-A queue is read, changed as a value, and written if it is still the one that was read. The index of
-queues is written before its data: a crash leaves an entry too many, which a look at it drops.
+A queue is read, changed as a value, and written if it is still the one that was read; where nothing
+waits, something is added unread. The index of queues is written before its data: a crash leaves an
+entry too many, which a look at it drops.
 """
 
 from __future__ import annotations
 
-import asyncio
 import secrets
 from collections.abc import Callable
 from typing import Final
 
+from sessions.connection.client import ScriptRun
 from sessions.model.arguments import check_idempotency_key, check_owner, check_uid
 from sessions.model.errors import (
     IdempotencyKeyReused,
@@ -45,8 +46,12 @@ class QueueIndex:
 
     async def look_later(self, session_id: str, after_ms: int = LOOK_AFTER_MS) -> None:
         """Have the session looked at after that time, by whichever worker does."""
+        await self._client.calls(self.entering(session_id, after_ms))
+
+    def entering(self, session_id: str, after_ms: int = LOOK_AFTER_MS) -> ScriptRun:
+        """The same, to stand before what writes the data."""
         check_session_id(session_id)
-        await self._client.script(
+        return self._client.script_run(
             "enter_queue", [self._key], session_id=session_id, after_ms=after_ms
         )
 
@@ -96,25 +101,19 @@ class Queues:
         """
         check_idempotency_key(item.idempotency_key)
         key = self._keys.idempotency(session_id, item.idempotency_key)
-        old, _ = await asyncio.gather(self.get(uid, session_id), self.index.look_later(session_id))
+        value = f"{QUEUED} {item.body_hash}"
+        old: Queue | None = None  # most often nothing waits there, and it need not be read
         for _ in range(MAX_TRIES):
-            if (waiting := old.find(item.id)) is not None:  # its key may have expired
-                return _added(f"{QUEUED} {waiting.body_hash}", item)
-            try:
-                written = await self._write(
-                    uid,
-                    session_id,
-                    old,
-                    old.added(item, place),
-                    key,
-                    f"{QUEUED} {item.body_hash}",
-                )
-            except QueueChanged:
-                old = await self.get(uid, session_id)
-                continue
-            if isinstance(written, WrittenQueue):
-                return AddedInput("waiting", written=written)
-            return _added(written, item)
+            if old is not None and (waiting := old.find(item.id)) is not None:
+                return _added(f"{QUEUED} {waiting.body_hash}", item)  # its key may have expired
+            new = (old or Queue()).added(item, place)
+            match await self._write(uid, session_id, old, new, key, value):
+                case Queue() as old:
+                    continue
+                case WrittenQueue() as written:
+                    return AddedInput("waiting", written=written)
+                case known:
+                    return _added(known, item)
         raise StoreUnavailable("the queue kept changing")
 
     async def change(
@@ -124,7 +123,6 @@ class Queues:
 
         Raises `SessionNotFound`, and what `change` does.
         """
-        await self.index.look_later(session_id)
         for _ in range(MAX_TRIES):
             old = await self.get(uid, session_id)
             try:
@@ -135,7 +133,6 @@ class Queues:
 
     async def remove(self, uid: str, session_id: str, item_id: str) -> WrittenQueue:
         """Withdraw what waits. Raises `SessionNotFound` and `ItemNotFound`."""
-        await self.index.look_later(session_id)  # what comes after it may have waited for it
         for _ in range(MAX_TRIES):
             old = await self.get(uid, session_id)
             item = old.item(item_id)
@@ -176,6 +173,8 @@ class Queues:
         value: str | None = None,
     ) -> WrittenQueue:
         written = await self._write(uid, session_id, old, new, key, value, adds=False)
+        if isinstance(written, Queue):
+            raise QueueChanged
         assert isinstance(written, WrittenQueue)
         return written
 
@@ -183,35 +182,43 @@ class Queues:
         self,
         uid: str,
         session_id: str,
-        old: Queue,
+        old: Queue | None,
         new: Queue,
         key: str | None,
         value: str | None,
         *,
         adds: bool = True,
-    ) -> WrittenQueue | str:
-        """The queue in place of `old`, or what the key of an added input stands for already."""
+    ) -> WrittenQueue | Queue | str:
+        """The queue in place of `old`: of an empty one, if that is None.
+
+        Or what it is instead, or what the key of an added input stands for already. Whatever is
+        changed, something may begin by it.
+        """
         check_uid(uid)
-        reply = await self._client.script(
-            "write_queue",
-            [*self._context.session_keys(session_id, "m", "log"), *([key] if key else [])],
-            channel=self._keys.session_channel(session_id),
-            uid=uid,
-            call_id=secrets.token_urlsafe(6),
-            revision=old.revision,
-            queue=new.encode(),
-            shown=new.encode_shown(),
-            paused=1 if new.is_paused else None,
-            adds=1 if adds else None,
-            key_value=value,
-            idempotency_ms=self._context.idempotency_ms,
-            **self._context.log_limits,
+        *_, reply = await self._client.calls_in_order(
+            self.index.entering(session_id),
+            self._client.script_run(
+                "write_queue",
+                [*self._context.session_keys(session_id, "m", "log"), *([key] if key else [])],
+                channel=self._keys.session_channel(session_id),
+                uid=uid,
+                call_id=secrets.token_urlsafe(6),
+                revision=None if old is None else old.revision,
+                queue=new.encode(),
+                shown=new.encode_shown(),
+                paused=1 if new.is_paused else None,
+                adds=1 if adds else None,
+                key_value=value,
+                idempotency_ms=self._context.idempotency_ms,
+                **self._context.log_limits,
+                queue_fields=QUEUE_FIELDS,
+            ),
         )
         match reply[0]:
             case b"ok":
                 return WrittenQueue(new, reply[1], reply[2].decode() or None)
             case b"changed":
-                raise QueueChanged
+                return decode_queue(reply[1])
             case b"known":
                 return str(reply[1].decode())
             case b"locked":

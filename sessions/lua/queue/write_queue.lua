@@ -1,13 +1,15 @@
 -- Replaces the queue of a session if it is still the one that the caller has read, logs and publishes `queue.updated`.
 -- KEYS m log, and what a key stands for: of an input that is added or removed
--- ok offset active | changed | known value | locked reason | not_found
+-- ok offset active | changed queue | known value | locked reason | not_found
 read_args({
   'channel', 'uid', 'call_id',
-  'revision', -- that was read
+  'revision', -- that was read; or '' = nobody has read it, and nothing waits there
   'queue', 'shown', -- the items, and as events have them
   'paused', -- 1, or ''
   'adds', -- 1: the key must be unknown; or ''
   'key_value', 'idempotency_ms', 'log_entries', 'log_ms',
+}, {
+  'queue_fields', -- of the reply `changed`
 })
 local m, log, i = unpack(KEYS)
 local uid, locked, epoch, revision, calls, active, offset = unpack(redis.call('HMGET', m, 'uid', 'locked', 'epoch',
@@ -19,7 +21,12 @@ if args.adds ~= '' then
   if known then return {'known', known} end
   if locked ~= '' then return {'locked', locked} end
 end
-if (revision or '0') ~= args.revision then return {'changed'} end
+local is_as_read = (revision or '0') == args.revision
+if args.revision == '' then
+  local items, paused = unpack(redis.call('HMGET', m, 'queue', 'queue_paused'))
+  is_as_read = (not items or items == '[]') and paused ~= '1'
+end
+if not is_as_read then return {'changed', redis.call('HMGET', m, unpack(args.queue_fields))} end
 redis.call('HSET', m, 'queue', args.queue, 'queue_shown', args.shown, 'queue_paused', args.paused, 'calls',
   with_call(calls, args.call_id))
 if i then redis.call('SET', i, args.key_value, 'PX', args.idempotency_ms) end

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from sessions.connection.embedded import EmbeddedRedis
 from sessions.model.errors import (
     IdempotencyKeyReused,
     ItemNotFound,
@@ -20,6 +21,7 @@ from sessions.model.errors import (
 from sessions.model.ids import new_session_id
 from sessions.model.queue import LOOK_AFTER_MS, MAX_ITEMS, NextRound, Queue, TakenInput
 from sessions.model.quotas import Quotas
+from tests.sessions.helpers.batches import RedisBatches
 from tests.sessions.helpers.chat import Chat
 from tests.sessions.helpers.queued import queued, texts_of
 
@@ -57,6 +59,29 @@ async def test_what_is_added_waits_in_order_and_is_an_event(chat: Chat) -> None:
     assert (first["type"], first["queue"]["revision"]) == ("queue.updated", 1)
     assert first["queue"]["paused"] is False
     assert [item["input"] for item in second["queue"]["items"]] == ["a", "b"]
+
+
+async def test_where_nothing_waits_something_is_added_with_one_call(
+    redis_server: EmbeddedRedis, chat: Chat, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await add(chat, "a")
+    await take(chat, await chat.store.queues.get("alice", chat.session_id))
+    await chat.store.ping()  # after what nobody has waited for
+    redis = RedisBatches(monkeypatch)
+    await add(chat, "b")  # whatever was there before
+    assert redis.all == [["enter_queue", "write_queue"]]
+    await add(chat, "c")
+    assert redis.all[1:] == [["enter_queue", "write_queue"]] * 2
+    assert await waiting(chat) == ["b", "c"]
+
+
+async def test_what_is_added_unread_changes_no_pause(chat: Chat) -> None:
+    await add(chat, "a")
+    meta = chat.store.keys.session(chat.session_id, "m")
+    await chat.store.client.call("HSET", meta, "queue", "[]", "queue_paused", 1)
+    added = await chat.store.queues.add("alice", chat.session_id, queued("b"))
+    assert added.written is not None and added.written.queue.is_paused
+    assert (await chat.store.queues.get("alice", chat.session_id)).is_paused
 
 
 async def test_a_key_adds_once(chat: Chat) -> None:

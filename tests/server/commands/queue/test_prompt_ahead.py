@@ -1,6 +1,6 @@
 """`PromptAhead`: the prompt after a steer is made once, while the answer ends, of what is kept."""
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
 
@@ -12,11 +12,11 @@ from server.commands.reply_target import ReplyTarget
 from server.generation.prompts import PromptBuilder
 from server.worker.app import Worker
 from sessions.connection.embedded import EmbeddedRedis
-from sessions.connection.link import Call, Link
 from tests.helpers.redis_server import fresh_prefix
 from tests.helpers.tiny_model import oracle_word
 from tests.server.helpers.in_process import LocalClient, patient_history, running_workers
 from tests.server.helpers.scripted_engine import Dice, ScriptedEngine
+from tests.sessions.helpers.batches import RedisBatches
 
 QUESTION, WORDS = oracle_word(7), oracle_word(30)
 
@@ -39,25 +39,6 @@ class Prompts:
 
         monkeypatch.setattr(PromptBuilder, "build", counted)
         monkeypatch.setattr(engine, "apply_chat_template_async", noted)
-
-
-class Redis:
-    """The commands of each batch, in order: what is in one batch waited for the same reply."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.batches: list[list[str]] = []
-        pack = Link._pack
-
-        def noted(calls: Sequence[Call]) -> bytes:
-            self.batches.append([call.script or str(call.command[0]) for call in calls])
-            return pack(calls)
-
-        monkeypatch.setattr(Link, "_pack", staticmethod(noted))
-
-    def between(self, first: str, last: str) -> list[str]:
-        """What is in batches after that of one command and before that of another."""
-        places = {name: place for place, batch in enumerate(self.batches) for name in batch}
-        return [n for batch in self.batches[places[first] + 1 : places[last]] for n in batch]
 
 
 @pytest.fixture
@@ -115,11 +96,10 @@ async def test_no_message_is_read_between_the_queue_and_the_beginning(
     site: tuple[Worker, LocalClient, Prompts], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, client, _ = site
-    redis = Redis(monkeypatch)
+    redis = RedisBatches(monkeypatch)
     await steered(client, settings={"max_output_tokens": 500})
-    assert {"LRANGE", "HMGET", "read_bodies"}.isdisjoint(
-        redis.between("read_session", "begin_response")
-    )
+    sent = redis.between("finish_response", "begin_response")
+    assert {"LRANGE", "read_bodies"}.isdisjoint(sent)
 
 
 @pytest.mark.parametrize("place", [0, 1])
