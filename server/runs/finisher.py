@@ -171,6 +171,7 @@ class Finisher:
             next_round=next_round,
             group=run.group,
             place=run.place,
+            turn_of=run.uid if stop is not None and stop.reason == "steered" else None,
         )
 
     def _publish_done(self, ending: _Ending, *, durable: bool) -> None:

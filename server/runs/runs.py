@@ -36,7 +36,7 @@ from server.runs.waiting import QueueEstimate
 from server.telemetry.metrics import Metrics
 from sessions.background import Background
 from sessions.model.errors import ResponseNotFound, RunEnded, SessionError, StoreUnavailable
-from sessions.model.replies import BegunResponse, Finished
+from sessions.model.replies import BegunResponse, Finished, Turn
 from sessions.store.appends.appender import Appender
 from sessions.store.store import SessionStore
 
@@ -90,7 +90,8 @@ class Runs:
         self._engines: dict[str, EngineClient] = {}  # likewise
         self._background = Background(ApiError, EngineError)
         self.draining = False
-        self.on_queue: Callable[[str], None] = lambda session_id: None  # has something that waits
+        # A session has something that waits; what has its turn there, if that was read just now.
+        self.on_queue: Callable[[str, Turn | None], None] = lambda session_id, turn: None
 
     @property
     def num_active(self) -> int:
@@ -248,7 +249,7 @@ class Runs:
             return
         if finished.next_response_id is None:
             if finished.has_queue and not makes_room:
-                self.on_queue(session_id)
+                self.on_queue(session_id, finished.turn)
             return
         response_id = finished.next_response_id
         if response_id in self._runs:

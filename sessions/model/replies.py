@@ -136,10 +136,19 @@ class CancelRequested:
 
 
 @dataclass(frozen=True, slots=True)
+class Turn:
+    """A session with what waits in it, and whether its user was disabled or removed."""
+
+    session: Session
+    queue: Queue
+    is_user_gone: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Finished:
     """`sequence_number` of `response.done`, `offset` of `message.updated`, and who comes next.
 
-    `has_queue`: something waits in the session's queue.
+    `has_queue`: something waits in the session's queue; `turn` has it, where it was asked for.
     """
 
     offset: int
@@ -147,6 +156,7 @@ class Finished:
     next_response_id: str | None
     repeated: bool = False
     has_queue: bool = False
+    turn: Turn | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,8 +31,9 @@ from sessions.model.queue import (
     QueuedInput,
     decode_queue,
 )
-from sessions.model.replies import AddedInput, WrittenQueue
+from sessions.model.replies import AddedInput, Turn, WrittenQueue
 from sessions.store.context import StoreContext
+from sessions.store.turns import decode_turn, turn_commands
 
 MAX_TRIES: Final = 8  # each means that somebody else changed the queue in between
 
@@ -90,6 +91,16 @@ class Queues:
         owner, *values = await self._client.call("HMGET", key, "uid", *QUEUE_FIELDS)
         check_owner(uid, owner)
         return decode_queue(values)
+
+    async def turn(self, session_id: str) -> Turn:
+        """What may begin by itself there now. Raises `SessionNotFound`."""
+        check_session_id(session_id)
+        uid = await self._client.call("HGET", self._keys.session(session_id, "m"), "uid")
+        commands = turn_commands(self._context, session_id, (uid or b"").decode())
+        turn = decode_turn(session_id, await self._client.calls(*commands))
+        if turn is None:
+            raise SessionNotFound
+        return turn
 
     async def add(
         self, uid: str, session_id: str, item: QueuedInput, place: int | None = None

@@ -41,6 +41,7 @@ from sessions.store.appends.append import (
 )
 from sessions.store.context import PUBLISH, StoreContext
 from sessions.store.quotas.budgets import Budgets
+from sessions.store.turns import decode_turn, turn_commands
 
 
 class Runs:
@@ -153,6 +154,7 @@ class Runs:
         next_round: NextRound | None = None,
         group: str | None = None,
         place: str | None = None,
+        turn_of: str | None = None,
     ) -> Finished:
         """End the run: last entries, message, usage, `message.updated` and the next in the queue.
 
@@ -162,7 +164,8 @@ class Runs:
         get `published_end` instead of the last event. With `pauses_queue` what waits in the
         session's queue does not begin by itself. `next_round` does, before all of it, unless
         another answer of the session waits already. `group` is the one that holds tokens for it.
-        `place` is for the session's next answer.
+        `place` is for the session's next answer. `turn_of` is the session's user, if something
+        waits there most likely: then what has its turn now is read with the same call.
 
         There is exactly one winner; a repeat of the winner's own call answers `repeated`. Raises
         `CancelPending` for any other end than `cancelled` with the reason and `seen` of the stop
@@ -181,7 +184,8 @@ class Runs:
                 session_id=session_id,
                 after_ms=LOOK_AFTER_MS,
             )
-        reply = await self._client.script(
+        turn = [] if turn_of is None else turn_commands(self._context, session_id, turn_of)
+        finish = self._client.script_run(
             "finish_response",
             [
                 *self._context.session_keys(session_id, "m", "msg", "log"),
@@ -216,6 +220,7 @@ class Runs:
             fields=field_arguments({}, fields),
             entries=[encode_event(event) for event in events],
         )
+        reply, *read = await self._client.calls(finish, *turn)
         if reply[0] != b"ok":
             error = run_error(reply)
             if isinstance(error, RunGone):  # its owner may have entered it after it was deleted
@@ -240,6 +245,7 @@ class Runs:
             next_response_id=reply[3].decode() or None,
             repeated=reply[6] == 1,
             has_queue=reply[7] == 1,
+            turn=decode_turn(session_id, read) if read else None,
         )
 
     async def decide_call(

@@ -22,7 +22,7 @@ from sessions.model.errors import (
     UserGone,
 )
 from sessions.model.events import SessionEvent
-from sessions.model.ids import check_session_id, derived_session_id, is_message_id, is_user_id
+from sessions.model.ids import check_session_id, derived_session_id, is_message_id
 from sessions.model.keys import TOMBSTONE_MS
 from sessions.model.quotas import USER_SESSIONS
 from sessions.model.records import Session
@@ -36,6 +36,7 @@ from sessions.model.session_events import (
 from sessions.store.context import PUBLISH, SESSION_SUFFIXES, StoreContext
 from sessions.store.quotas.group_sessions import GroupSessions
 from sessions.store.session_lists import SessionLists
+from sessions.store.turns import is_gone, user_commands
 
 
 class Sessions:
@@ -140,12 +141,7 @@ class Sessions:
 
     async def is_user_gone(self, uid: str) -> bool:
         """Whether that user was disabled or removed."""
-        if not is_user_id(uid):  # those that are built in have no record
-            return False
-        row = await self._client.call(
-            "HMGET", self._keys.user_record(uid), "created_at", "disabled"
-        )
-        return row[0] is None or row[1] == b"1"
+        return any(map(is_gone, await self._client.calls(*user_commands(self._context, uid))))
 
     async def reserve(self, uid: str, session_id: str, *, hidden: bool = False) -> None:
         """Enter a session into its user's index, and their group's. Raises `QuotaExceeded`."""

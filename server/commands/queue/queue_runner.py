@@ -32,6 +32,7 @@ from sessions.model.errors import (
 )
 from sessions.model.queue import NextRound, Queue, QueuedInput, TakenInput
 from sessions.model.records import Session
+from sessions.model.replies import Turn
 from sessions.store.queues import QueueIndex
 from sessions.store.store import SessionStore
 
@@ -95,29 +96,28 @@ class QueueRunner:
             except Exception:  # what is wrong with one keeps no other one waiting
                 logger.exception("queue cannot be asked", session_id=session_id)
 
-    def advance_soon(self, session_id: str) -> None:
+    def advance_soon(self, session_id: str, turn: Turn | None = None) -> None:
         """Look at a queue; nobody waits for it, and the sweep looks again."""
-        self._runs.spawn(self._advance_quietly(session_id))
+        self._runs.spawn(self._advance_quietly(session_id, turn))
 
-    async def _advance_quietly(self, session_id: str) -> None:
+    async def _advance_quietly(self, session_id: str, turn: Turn | None) -> None:
         with contextlib.suppress(StoreUnavailable, SessionNotFound):
-            await self.advance(session_id)
+            await self.advance(session_id, turn)
 
-    async def advance(self, session_id: str) -> bool:
+    async def advance(self, session_id: str, turn: Turn | None = None) -> bool:
         """Begin what comes first, if its turn has come; whether the queue must be looked at again.
 
-        An answer that is to be steered ends first; its end leads here again. Raises
-        `StoreUnavailable` and `SessionNotFound`.
+        An answer that is to be steered ends first; its end leads here again, most often with
+        what has its `turn` then. Raises `StoreUnavailable` and `SessionNotFound`.
         """
-        session, queue = await asyncio.gather(
-            self._store.sessions.get(None, session_id), self._store.queues.get(None, session_id)
-        )
+        turn = turn or await self._store.queues.turn(session_id)
+        session, queue = turn.session, turn.queue
         due, following = queue.due, queue.next_round
         if not due and following is None:
             return False
         active = session.active_response_id
         if active is None:
-            if await self._store.sessions.is_user_gone(session.uid):
+            if turn.is_user_gone:
                 index = self._store.queues.index if following is None else self._store.queues.rounds
                 await index.look_later(session_id, DISABLED_MS)
                 return True

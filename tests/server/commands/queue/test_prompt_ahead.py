@@ -92,14 +92,14 @@ async def test_words_with_other_settings_get_a_prompt_of_their_own(
     assert prompts.rendered[-1][0] == {"role": "system", "content": "Be brief."}
 
 
-async def test_no_message_is_read_between_the_queue_and_the_beginning(
+async def test_nothing_is_read_between_the_end_and_the_next_beginning(
     site: tuple[Worker, LocalClient, Prompts], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, client, _ = site
     redis = RedisBatches(monkeypatch)
     await steered(client, settings={"max_output_tokens": 500})
     sent = redis.between("finish_response", "begin_response")
-    assert {"LRANGE", "read_bodies"}.isdisjoint(sent)
+    assert {"HGET", "LRANGE", "read_bodies", "read_session"}.isdisjoint(sent)
 
 
 @pytest.mark.parametrize("place", [0, 1])

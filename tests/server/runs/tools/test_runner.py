@@ -237,7 +237,7 @@ async def test_the_next_round_begins_once_although_the_owner_dies_before_it(
 ) -> None:
     async with chats(CallingEngine(said=calling(("good__echo", {"text": "x"})))) as chat:
         owner, heir = chat.workers
-        monkeypatch.setattr(owner.runs, "on_queue", lambda session_id: None)
+        monkeypatch.setattr(owner.runs, "on_queue", lambda session_id, turn: None)
         session, first = await chat.ask("good")
         async with chat.watching(session) as other:
             await chat.client.done(first)
@@ -295,7 +295,7 @@ async def test_a_stop_between_two_rounds_lets_none_follow(
 ) -> None:
     async with chats(CallingEngine(said=calling(("good__echo", {"text": "x"})))) as chat:
         owner, heir = chat.workers
-        monkeypatch.setattr(owner.runs, "on_queue", lambda session_id: None)
+        monkeypatch.setattr(owner.runs, "on_queue", lambda session_id, turn: None)
         session, first = await chat.ask("good")
         await chat.client.done(first)
         await chat.client.next("message.updated")
