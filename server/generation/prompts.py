@@ -10,8 +10,9 @@ import asyncio
 import hashlib
 from array import array
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate
 from typing import Any
 
@@ -109,10 +110,12 @@ class PromptBuilder:
         base: str = "",
         outputs: Sequence[Mapping[str, str]] | None = None,
         before: Sequence[Message] = (),
+        read_path: Callable[[], Awaitable[list[Message]]] | None = None,
     ) -> Prompt:
         """The prompt of `text` after the path to `leaf`, with `base` as the answer's beginning.
 
-        `before` stands between the two, and is not stored yet.
+        `before` stands between the two, and is not stored yet. `read_path` is for a caller who
+        must know what is on the path.
         `outputs` are what tools gave back, in the place of a text: then the turn that has called
         them always stays, as the message does. Raises `ApiError` `context_length_exceeded` when
         system text and message alone do not fit, `invalid_field` when the model's chat template
@@ -129,15 +132,16 @@ class PromptBuilder:
         if base or has_form(settings):
             base = await self._behind_thought(base)
         tail = [Message("", leaf, "user", text, "completed", 0)]
+        read_path = read_path or partial(self.path, uid, session_id, leaf)
         if outputs:
             tail = [Message.of_outputs("", leaf, outputs, 0)]
-            path = [*await self.path(uid, session_id, leaf), *before]
+            path = [*await read_path(), *before]
             begin = _turn_begin(path)
             path, tail = path[:begin], [*path[begin:], *tail]
             alone = await self._alone(uid, system, tail, base, variables)
         else:
             alone, path = await asyncio.gather(  # the template's process and Redis work meanwhile
-                self._alone(uid, system, tail, base, variables), self.path(uid, session_id, leaf)
+                self._alone(uid, system, tail, base, variables), read_path()
             )
             path = [*path, *before]
         num_first = _num_instructions(path)

@@ -37,11 +37,20 @@ class PromptAhead:
         self._prompt = start(self._build(answer))
 
     async def _build(self, answer: Message) -> Prompt:
-        run = self._run
-        self._before = await self._builder.path(run.uid, run.session_id, answer.parent_id)
-        path = [*self._before, answer]
+        run, leaf = self._run, answer.parent_id
+
+        async def read_path() -> list[Message]:
+            self._before = await self._builder.path(run.uid, run.session_id, leaf)
+            return self._before
+
         return await self._builder.build(
-            run.uid, run.session_id, None, self._text, self._settings, before=path
+            run.uid,
+            run.session_id,
+            leaf,
+            self._text,
+            self._settings,
+            before=[answer],
+            read_path=read_path,
         )
 
     async def take(self, target: ReplyTarget, settings: dict[str, object]) -> Prompt | None:

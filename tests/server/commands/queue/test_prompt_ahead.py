@@ -1,5 +1,6 @@
 """`PromptAhead`: the prompt after a steer is made once, while the answer ends, of what is kept."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
@@ -12,8 +13,10 @@ from server.commands.reply_target import ReplyTarget
 from server.generation.prompts import PromptBuilder
 from server.worker.app import Worker
 from sessions.connection.embedded import EmbeddedRedis
+from sessions.model.records import Message
 from tests.helpers.redis_server import fresh_prefix
 from tests.helpers.tiny_model import oracle_word
+from tests.server.helpers.answering import until
 from tests.server.helpers.in_process import LocalClient, patient_history, running_workers
 from tests.server.helpers.scripted_engine import Dice, ScriptedEngine
 from tests.sessions.helpers.batches import RedisBatches
@@ -90,6 +93,24 @@ async def test_words_with_other_settings_get_a_prompt_of_their_own(
     await steered(client, settings={"system": "Be brief.", "max_output_tokens": 3})
     assert prompts.num_begun == 3
     assert prompts.rendered[-1][0] == {"role": "system", "content": "Be brief."}
+
+
+async def test_the_words_alone_are_rendered_while_the_history_is_read(
+    site: tuple[Worker, LocalClient, Prompts], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, client, prompts = site
+    path, rendered = PromptBuilder.path, asyncio.Event()
+
+    async def late(builder: PromptBuilder, *given: Any) -> list[Message]:
+        if given[2] is not None:  # else it is the first question
+            await until(lambda: len(prompts.rendered) > 1)
+            rendered.set()
+        return await path(builder, *given)
+
+    monkeypatch.setattr(PromptBuilder, "path", late)
+    await steered(client, settings={"max_output_tokens": 500})
+    assert rendered.is_set()
+    assert [len(each) for each in prompts.rendered] == [1, 1, 3]
 
 
 async def test_nothing_is_read_between_the_end_and_the_next_beginning(
