@@ -133,10 +133,10 @@ async def steers(server: Server, count: int) -> tuple[list[float], list[float]]:
             await socket.next("message.updated")
             started = time.monotonic()
             socket.send("response.create", session_id=session, **key)
-        await socket.next("response.created")
+        created = await socket.next("response.created")
         first = await socket.next("response.output_text.delta")
         (steered if is_steered else idle).append(first.at - started)
-        socket.send("stop", session_id=session)
+        socket.send("stop", response_id=created.body["response"]["id"])  # it may have ended
         await socket.next("response.done")
         socket.send("session.unsubscribe", session_id=session)
         await socket.next("session.unsubscribed")
