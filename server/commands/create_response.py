@@ -242,13 +242,11 @@ class ResponseCreator:
         waits: bool,
     ) -> tuple[str, bool]:
         uid, frame, trace = wish.uid, wish.frame, wish.trace
-        is_current: asyncio.Task[bool] | None = None  # of a prompt that was made before
+        ahead = wish.ahead
         try:
-            prompt = None if wish.ahead is None else await wish.ahead.take(target, settings)
-            if wish.ahead is not None and prompt is not None:
-                is_current = start(wish.ahead.is_current())  # asked while the beginning is stored
-            else:
-                prompt = await self._prompt(uid, session, settings, target)
+            prompt = None if ahead is None else await ahead.take(target, settings)
+            if prompt is None:
+                ahead, prompt = None, await self._prompt(uid, session, settings, target)
         except ApiError as error:
             if wish.next_round is None or error.type == "overloaded_error":
                 raise
@@ -263,17 +261,22 @@ class ResponseCreator:
         if self._limit.limit or allowance.limits_answers:
             room = await self._limit.take(uid, response_id, instead=replaces)
         num_held, run, is_asked = None, None, False
+        is_current: asyncio.Task[bool] | None = None
         try:
             if group is not None and prompt is not None and wish.next_round is None:
                 is_asked = True  # also if the reply is lost
                 num_held = await self._hold(group, response_id, settings, prompt)
             if wish.brought is not None:
                 await wish.brought.prepare()
+            if ahead is not None:  # what was deleted meanwhile is looked for meanwhile
+                is_current = start(ahead.is_current())
             run, begun = await self._store_beginning(
                 wish, session, settings, target, response_id, waits=waits, group=group
             )
         finally:
             if run is None:
+                if is_current is not None:
+                    is_current.cancel()
                 self._limit.free(uid, response_id)
                 if group is not None and is_asked:
                     self._runs.spawn(give_back(self._store.budgets, group, response_id))

@@ -13,7 +13,9 @@ from server.commands.reply_target import ReplyTarget
 from server.generation.prompts import PromptBuilder
 from server.worker.app import Worker
 from sessions.connection.embedded import EmbeddedRedis
+from sessions.model.errors import QueueChanged
 from sessions.model.records import Message
+from tests.helpers.patience import PATIENCE
 from tests.helpers.redis_server import fresh_prefix
 from tests.helpers.tiny_model import oracle_word
 from tests.server.helpers.answering import until
@@ -145,3 +147,36 @@ async def test_what_is_deleted_before_the_words_are_asked_never_reaches_the_mode
     assert [each["content"] for each in prompts.rendered[-1]] == (
         [f"{QUESTION}\n\n{WORDS}"] if place else [kept, WORDS]
     )
+
+
+async def test_the_look_for_what_was_deleted_ends_with_a_beginning_that_is_refused(
+    site: tuple[Worker, LocalClient, Prompts], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker, client, _ = site
+    looking, ended = asyncio.Event(), asyncio.Event()
+
+    async def look(ahead: PromptAhead) -> bool:
+        looking.set()
+        try:
+            return await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            ended.set()
+            raise
+
+    async def refuse(*given: Any, **named: Any) -> Any:
+        await looking.wait()
+        raise QueueChanged
+
+    session = await client.new_session()
+    first = await client.ask(session, QUESTION, settings={"max_output_tokens": 500})
+    await client.deltas(first, 2)
+    monkeypatch.setattr(PromptAhead, "is_current", look)
+    monkeypatch.setattr(worker.store.responses, "begin", refuse)
+    await client.reply(
+        "response.steer",
+        previous_response_id=first,
+        idempotency_key="k",
+        input=WORDS,
+        settings={"max_output_tokens": 500},
+    )
+    await asyncio.wait_for(ended.wait(), PATIENCE)
