@@ -65,24 +65,32 @@ class Budgets:
         shared = allowance.shared.tokens_per_day if allowance.group is not None else 0
         if not own and not shared:
             return None
-        now_ms = await self._client.now_ms()
+        day = _day(local_ms())  # most often Redis' clock says the same, and one call tells all
+        while True:
+            now_ms, used, (shared_used, held) = await asyncio.gather(
+                self._client.now_ms(),
+                self._client.call("HGET", self._keys.user_tokens_used(uid, day), "tokens"),
+                self._of_group(allowance.group, day),
+            )
+            if day == _day(now_ms):
+                break
+            day = _day(now_ms)
         budgets, reset_ms = [], DAY_MS - now_ms % DAY_MS
         own_left = None
         if own:
-            key = self._keys.user_tokens_used(uid, _day(now_ms))
-            used = int(await self._client.call("HGET", key, "tokens") or 0)
-            own_left = max(0, own - used)
-            budgets.append(Budget(own, used, reset_ms))
-        if allowance.group is not None and shared:
-            used, held = await self._of_group(allowance.group, _day(now_ms))
-            budgets.append(Budget(shared, used, reset_ms, held, GROUP_TOKENS, own_left))
+            own_left = max(0, own - int(used or 0))
+            budgets.append(Budget(own, int(used or 0), reset_ms))
+        if shared:
+            budgets.append(Budget(shared, shared_used, reset_ms, held, GROUP_TOKENS, own_left))
         return min(budgets, key=lambda budget: budget.remaining)
 
     def _limit(self, allowance: Allowance) -> int:
         own = allowance.own.tokens_per_day
         return self._context.quotas.tokens_per_day if own is None else own
 
-    async def _of_group(self, gid: str, day: str) -> tuple[int, int]:
+    async def _of_group(self, gid: str | None, day: str) -> tuple[int, int]:
+        if gid is None:
+            return 0, 0
         used, held = await self._client.call(
             "HMGET", self._keys.group_tokens(gid), f"t:{day}", f"h:{day}"
         )

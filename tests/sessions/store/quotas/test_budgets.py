@@ -6,6 +6,7 @@ import asyncio
 import random
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
@@ -13,12 +14,14 @@ from sessions.connection.embedded import EmbeddedRedis
 from sessions.connection.link import Call
 from sessions.directory.groups import Group, Groups
 from sessions.directory.users import Users
+from sessions.indexes.indexes import local_ms
 from sessions.model.errors import QuotaExceeded
 from sessions.model.ids import new_response_id, new_session_id
 from sessions.model.quotas import GROUP_TOKENS, GroupQuotas, OwnQuotas
 from sessions.store.quotas import budgets
 from sessions.store.store import SessionStore
 from tests.helpers.patience import PATIENCE
+from tests.sessions.helpers.batches import RedisBatches
 from tests.sessions.helpers.chat import Chat
 
 NUM_ANSWERS = 1000
@@ -128,6 +131,24 @@ async def test_the_tighter_of_both_days_is_reported(store: SessionStore) -> None
     with pytest.raises(QuotaExceeded) as caught:
         await store.budgets.check(uid)
     assert caught.value.quota == GROUP_TOKENS
+
+
+async def test_what_is_left_of_a_day_is_read_with_one_call_where_the_clocks_agree(
+    redis_server: EmbeddedRedis, store: SessionStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    group = await new_group(store, tokens_per_day=100)
+    uid = await new_member(store, group)
+    await groups_of(store).limit_user(uid, OwnQuotas(tokens_per_day=50))
+    await store.budgets.charge(uid, response(), 20, await store.client.now_ms())
+    await store.budgets.check(uid)  # from now on what the user may is known
+    redis, now_ms = RedisBatches(monkeypatch), local_ms()
+    for ahead_ms, num_calls in ((0, 1), (budgets.DAY_MS, 2)):
+        clock = partial(int, now_ms + ahead_ms)
+        monkeypatch.setattr("sessions.store.quotas.budgets.local_ms", clock)
+        redis.all.clear()
+        budget = await store.budgets.check(uid)
+        assert budget is not None and (budget.used, budget.remaining) == (20, 30)
+        assert len(redis.all) == num_calls
 
 
 async def test_a_thousand_racing_answers_never_use_more_than_their_groups_day(
