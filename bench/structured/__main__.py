@@ -56,7 +56,9 @@ FORMS = {
 class Rounds:
     """One engine that takes steps of one kind after the other."""
 
-    def __init__(self, folder: Any, num_chats: int, settings: dict[str, Any]) -> None:
+    def __init__(
+        self, folder: Any, num_chats: int, temperature: float, settings: dict[str, Any]
+    ) -> None:
         self._engine = SteppedEngine(
             folder,
             max_model_len=1024,
@@ -67,6 +69,7 @@ class Rounds:
             **settings,
         )
         self._num_chats = num_chats
+        self._temperature = temperature
         self._number = 0
 
     def measure(self, form: dict[str, Any] | None) -> list[tuple[float, float, float]]:
@@ -82,7 +85,7 @@ class Rounds:
                 name,
                 prompt,
                 max_tokens=NUM_STEPS + 8,
-                temperature=1.0,
+                temperature=self._temperature,
                 seed=chat,
                 structured_outputs=asked,
             )
@@ -130,7 +133,7 @@ def main() -> None:
     torch.set_num_threads(arguments.threads)
     model = checkpoint(arguments.model, cache_folder())
     settings = {"dtype": "bfloat16", "quantization": arguments.quantization}
-    rounds = Rounds(model.folder, arguments.chats, settings)
+    rounds = Rounds(model.folder, arguments.chats, arguments.temperature, settings)
     steps: dict[str, list[tuple[float, float, float]]] = {name: [] for name in FORMS}
     for form in FORMS.values():
         rounds.measure(form)  # what is made once
@@ -164,6 +167,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--model", default="m1", help="as for bench.peers: m1, m2 or a folder")
     parser.add_argument("--chats", type=int, default=32)
     parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--temperature", type=float, default=1.0, help="0: the best token")
     parser.add_argument("--quantization", choices=("int8", "int4"), default=None)
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     return parser.parse_args()

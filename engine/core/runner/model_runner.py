@@ -29,7 +29,7 @@ from engine.core.sampling.pooler import pool_prompts
 from engine.core.sampling.prompt_scores import score_prompts
 from engine.core.sampling.sampler import Choices, Sampler
 from engine.core.sampling.token_logprobs import LogprobsMode
-from engine.core.scheduling.sequence import ScheduledSequence, Tokens
+from engine.core.scheduling.sequence import ScheduledSequence, Sequence, Tokens
 from engine.core.structured.masks import Masks
 from engine.core.tensors.batch import Batch, BatchMemory, build_batch
 from engine.core.tensors.kv_cache import allocate_cache
@@ -149,7 +149,7 @@ class ModelRunner:
             self._clear_ends(scheduled)
             self._copy_beginnings(scheduled)
             choices = self._sampler.choices(sampled, self.loaded.vocab_size)
-            masks = None if self.masks is None else self.masks.begin(sampled)
+            masks = None if self.masks is None else self.masks.begin(sampled, self._may_offer)
             logits, choices = self._compute(scheduled, choices)
             if any(item.scored for item in prompts):  # before the next step writes over them
                 score_prompts(scheduled, logits[len(sampled) :], self._mode)
@@ -168,6 +168,13 @@ class ModelRunner:
             return results
 
         return results
+
+    def _may_offer(self, sequence: Sequence) -> bool:
+        """Whether its token may be looked at before its mask is made.
+
+        On a GPU that would wait for the model, which masks are made beside for nothing.
+        """
+        return self._upload is None and self._sampler.may_offer(sequence)
 
     def _clear_ends(self, scheduled: list[ScheduledSequence]) -> None:
         """Of attention that reads whole blocks: the last one of each sequence, where it is new.

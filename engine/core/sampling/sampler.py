@@ -154,6 +154,15 @@ class Sampler:
             self._numbers.write(by_column, 4, num_rows), self._top_k.write(counts, num_rows)
         )
 
+    def may_offer(self, sequence: Sequence) -> bool:
+        """Whether what it would choose among all tokens, if its form allows that, is its choice.
+
+        Not of what looks at the logits or at the form before a token is chosen.
+        """
+        state = _state_of(sequence)
+        looks = state.thoughts is not None or sequence.logits_processors
+        return state.is_greedy and not looks and not self._mode.is_processed
+
     def sample(
         self,
         logits: Tensor,
@@ -167,7 +176,8 @@ class Sampler:
 
         `tokens` [n] int64 is written, on the device; `read` starts to bring it to the host. What is
         returned waits for it, once. If a request asked for logprobs, this waits itself, and it
-        waits for `masks`: what the grammars of some rows allow.
+        waits for `masks`: what the grammars of some rows allow. Where rows of them are open, what
+        those have chosen is offered, and they choose again by their masks if that is refused.
 
         Writes over `logits` where parameters change them, unless logprobs of them are wanted. A row
         without a finite maximum, or whose parameters fail or leave no token, gives an error in its
@@ -204,6 +214,11 @@ class Sampler:
         if sequences:
             temperatures, min_p, top_p, uniforms = choices.numbers.unbind()
             self._choose_tokens(edited, temperatures, min_p, top_p, choices.top_k, uniforms, tokens)
+        if masks is not None and fences is not None and fences.has_open:
+            refused = masks.offer(tokens.tolist())
+            errors |= refused.problems
+            fences = dataclasses.replace(fences, postponed=fences.postponed | refused.postponed)
+            self._choose_again(edited, refused, choices, tokens)
         wait = read(tokens)
 
         def results() -> list[SampledToken]:
@@ -223,6 +238,17 @@ class Sampler:
             with_logprobs = results()  # of these logits, which the next step writes over
             return lambda: with_logprobs
         return results
+
+    def _choose_again(
+        self, logits: Tensor, fences: Fences, choices: Choices, tokens: Tensor
+    ) -> None:
+        """For the rows whose offers were refused, among what may follow."""
+        fences.apply(logits, self._send)
+        for row in fences.masked:  # one by one: to copy them together would take four times as long
+            one = slice(row, row + 1)
+            temperatures, min_p, top_p, uniforms = choices.numbers[:, one].unbind()
+            numbers = (temperatures, min_p, top_p, choices.top_k[one], uniforms)
+            self._choose_tokens(logits[one], *numbers, tokens[one])
 
     def _result(self, logits: Tensor, row: int, token: int, sequence: Sequence) -> SampledToken:
         """logits: [n, vocab] float32, edited where that is what logprobs are reported of."""

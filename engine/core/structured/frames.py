@@ -14,11 +14,13 @@ LENGTH_BYTES = 4
 MAX_FRAME_BYTES = 64 * 2**20
 PROOF_SECONDS = 2.0  # of processor time, for which a grammar may be compiled
 
-# States of a row after its mask was made.
+# States of a row after a step or an offer came.
 MASKED = 0
 ENDED = 1  # nothing may follow but the end: the mask says so, too
 MISSING = 2  # its grammar is not there (any more)
 FAILED = 3
+OPEN = 4  # there is no mask: an offer is to come
+TAKEN = 5  # there is none, as what was offered may follow
 
 
 class Frame(msgspec.Struct, array_like=True, gc=False, frozen=True):
@@ -76,13 +78,28 @@ class Row(Frame, frozen=True):
     token_ids: list[int]  # that it has got since
     without_eos: bool
     begun: str = ""  # where there is a key
+    offers: bool = False  # a token first: its mask only if that may not follow
 
 
-class Step(Frame, frozen=True):
+class Step(Frame, frozen=True, tag="step"):
     """To a masker: masks for the rows of a step, in their order."""
 
     rows: list[Row]
     forgotten: list[int]  # matchers whose sequences have ended
+
+
+class Offer(Frame, frozen=True):
+    """The token that a row would choose among all, or -1."""
+
+    matcher: int
+    token_id: int
+    without_eos: bool
+
+
+class Offers(Frame, frozen=True, tag="offers"):
+    """To a masker, after a step: masks for the rows whose token may not follow, in this order."""
+
+    rows: list[Offer]
 
 
 class RowState(Frame, frozen=True):
@@ -97,6 +114,7 @@ class Masked(Frame, frozen=True):
 
 
 Request = Prove | StartMasker
+ToMask = Step | Offers
 
 F = TypeVar("F")
 _encode = msgspec.msgpack.Encoder().encode

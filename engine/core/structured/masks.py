@@ -1,12 +1,15 @@
 """`Masks`: what the rows of a step may say next, made while the model computes.
 
 `begin` tells the masker which tokens the rows have got and returns at once; what it returns waits
-for the masks, after the model's work, and lays them over the logits.
+for the masks, after the model's work, and lays them over the logits. Open rows have none: they
+choose among all tokens, and only if what they have chosen may not follow is their mask made.
 """
 
 import logging
+from collections.abc import Callable
 from collections.abc import Sequence as Collection
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -15,7 +18,19 @@ import torch
 from torch import Tensor
 
 from engine.core.scheduling.sequence import Problem, Sequence
-from engine.core.structured.frames import ENDED, FAILED, MASKED, Masked, Row, RowState, Step
+from engine.core.structured.frames import (
+    ENDED,
+    FAILED,
+    MISSING,
+    OPEN,
+    TAKEN,
+    Masked,
+    Offer,
+    Offers,
+    Row,
+    RowState,
+    Step,
+)
 from engine.core.structured.grammars import REFUSED, Grammars, Matcher
 from engine.core.structured.processes import Link
 from engine.core.tensors.transfers import Send
@@ -34,6 +49,7 @@ class Fences:
     ended: frozenset[int]  # of these: nothing may follow but the end
     postponed: frozenset[int]  # there is no mask: no token either
     problems: dict[int, Problem]
+    has_open: bool = False  # rows that have no mask yet
 
     def allows(self, row: int, token: int) -> bool:
         """Whether this token may be chosen there."""
@@ -100,53 +116,81 @@ def banned_by(masks: Tensor, vocab: int) -> Tensor:
     return bits.view(len(masks), -1)[:, :vocab] == 0
 
 
-class StepMasks:
-    """Masks that are being made. `wait` is called once."""
+class AskedRow(NamedTuple):
+    """A row of logits whose sequence keeps to a grammar."""
 
-    def __init__(self, masks: "Masks", link: Link | None, rows: list[int], of: list[Sequence]):
+    row: int
+    sequence: Sequence
+    length: int  # of its answer, as the masker knows it
+
+
+class StepMasks:
+    """Masks that are being made. `wait` is called once, and `offer` after it."""
+
+    def __init__(self, masks: "Masks", link: Link | None, asked: list[AskedRow]) -> None:
         self._masks = masks
         self._link = link
-        self._rows = rows  # of logits
-        self._sequences = of
-        self._lengths = [sequence.num_output_tokens for sequence in of]
+        self._asked = asked
+        self._open: list[AskedRow] = []
 
     def wait(self) -> Fences:
         """Masks, or what is there instead of them. Never raises."""
+        self._masks.pending = None
+        return self._receive(self._asked)
+
+    def offer(self, tokens: list[int]) -> Fences:
+        """The same for those open rows whose token may not follow. tokens: of all rows of logits"""
+        asked = self._open
+        offers = [
+            Offer(each.sequence.matcher.number, tokens[each.row], each.sequence.params.ignore_eos)
+            for each in asked
+        ]
+        if self._link is not None and not self._masks.send(self._link, Offers(offers), asked):
+            self._link = None
+        return self._receive(asked)
+
+    def _receive(self, asked: list[AskedRow]) -> Fences:
         masks, link = self._masks, self._link
-        masks.pending = None
         states: list[RowState] | None = None
         if link is not None:
             try:
                 states = link.steps.receive(Masked, MASK_SECONDS).rows
             except (OSError, EOFError, msgspec.DecodeError) as error:
-                logger.error("a masker has ended in a step of %d: %r", len(self._rows), error)
-                masks.lose(link, self._sequences)
+                logger.error("a masker has ended in a step of %d: %r", len(asked), error)
+                masks.lose(link, asked)
         if states is None:
-            for sequence in self._sequences:
-                masks.grammars.wait_for(sequence)
-            return masks.fences([], [], postponed=self._rows)
-        return self._sort(states)
+            for each in asked:
+                masks.grammars.wait_for(each.sequence)
+            return masks.fences([], [], postponed=[each.row for each in asked])
+        return self._sort(states, asked)
 
-    def _sort(self, states: list[RowState]) -> Fences:
-        places, rows, ended, postponed = [], [], [], []
+    def _sort(self, states: list[RowState], asked: list[AskedRow]) -> Fences:
+        places, rows, ended, postponed, still_open = [], [], [], [], []
         problems: dict[int, Problem] = {}
-        each = zip(states, self._rows, self._sequences, self._lengths, strict=True)
-        for place, (state, row, sequence, length) in enumerate(each):
-            if state.state in (MASKED, ENDED):
-                matcher: Matcher = sequence.matcher
-                matcher.link, matcher.num_consumed = self._link, length
-                matcher.num_losses = 0
-                places.append(place)
-                rows.append(row)
-                ended += [row] if state.state == ENDED else []
-            elif state.state == FAILED:
+        for place, (state, each) in enumerate(zip(states, asked, strict=True)):
+            row, sequence, length = each
+            matcher: Matcher = sequence.matcher
+            if state.state == FAILED:
                 problem = state.problem or "no token follows"
                 problems[row] = (REFUSED, f"the answer cannot go on: {problem}")
-            else:
-                sequence.matcher.link = None  # it begins anew
+                continue
+            if state.state == MISSING:
+                matcher.link = None  # it begins anew
                 self._masks.grammars.wait_for(sequence)
                 postponed.append(row)
-        return self._masks.fences(places, rows, ended, postponed, problems)
+                continue
+            matcher.link, matcher.num_consumed = self._link, length
+            if state.state == OPEN:
+                still_open.append(each)
+                continue
+            matcher.num_losses = 0
+            if state.state != TAKEN:
+                places.append(place)
+                rows.append(row)
+            ended += [row] if state.state == ENDED else []
+        self._open = still_open
+        is_open = bool(still_open)
+        return self._masks.fences(places, rows, ended, postponed, problems, is_open)
 
 
 class Masks:
@@ -157,36 +201,50 @@ class Masks:
         self.pending: StepMasks | None = None
         self._memory: Tensor | None = None  # [max_rows, num_words] int32, shared with the masker
 
-    def begin(self, sequences: Collection[Sequence]) -> StepMasks | None:
-        """For the sampled rows of a step, in their order. None if none of them has a grammar."""
+    def begin(
+        self,
+        sequences: Collection[Sequence],
+        may_offer: Callable[[Sequence], bool] = lambda sequence: False,
+    ) -> StepMasks | None:
+        """For the sampled rows of a step, in their order. None if none of them has a grammar.
+
+        Rows that may offer a token first are open, unless the text that follows must.
+        """
         if self.pending is not None:
             self.pending.wait()  # of a step that had no memory
         rows = [row for row, each in enumerate(sequences) if each.matcher is not None]
         if not rows:
             return None
-        of, link = [sequences[row] for row in rows], self.grammars.link
+        asked = [AskedRow(row, it := sequences[row], it.num_output_tokens) for row in rows]
+        link = self.grammars.link
         self.grammars.close_ended()
         if link is not None:
             forgotten = self.grammars.forgotten
             step = Step(
-                [_row(sequence, link) for sequence in of],
+                [_row(each.sequence, link, may_offer(each.sequence)) for each in asked],
                 [forgotten.popleft() for _ in range(len(forgotten))],
             )
-            try:
-                link.steps.sock.settimeout(MASK_SECONDS)
-                link.steps.send(step)
-            except OSError as error:
-                logger.error("a masker has ended: %r", error)
-                self.lose(link, of)
+            if not self.send(link, step, asked):
                 link = None
-        self.pending = StepMasks(self, link, rows, of)
+        self.pending = StepMasks(self, link, asked)
         return self.pending
 
-    def lose(self, link: Link, sequences: Collection[Sequence]) -> None:
+    def send(self, link: Link, frame: Step | Offers, asked: list[AskedRow]) -> bool:
+        """Have the masker do it. False: it is lost."""
+        try:
+            link.steps.sock.settimeout(MASK_SECONDS)
+            link.steps.send(frame)
+        except OSError as error:
+            logger.error("a masker has ended: %r", error)
+            self.lose(link, asked)
+            return False
+        return True
+
+    def lose(self, link: Link, asked: list[AskedRow]) -> None:
         """Its masker is gone, or too late: the next `Grammars.wait_for` has another one started."""
         link.is_lost = True
-        for sequence in sequences:
-            sequence.matcher.num_losses += 1
+        for each in asked:
+            each.sequence.matcher.num_losses += 1
 
     def fences(
         self,
@@ -195,6 +253,7 @@ class Masks:
         ended: Collection[int] = (),
         postponed: Collection[int] = (),
         problems: dict[int, Problem] | None = None,
+        has_open: bool = False,
     ) -> Fences:
         """Of the masks in the memory those at these places."""
         if self._memory is None:
@@ -204,15 +263,15 @@ class Masks:
         masks = self._memory[: len(places)]
         if places != list(range(len(places))):
             masks = self._memory[places]
-        return Fences(rows, masks, frozenset(ended), frozenset(postponed), problems or {})
+        ends, late = frozenset(ended), frozenset(postponed)
+        return Fences(rows, masks, ends, late, problems or {}, has_open)
 
 
-def _row(sequence: Sequence, link: Link) -> Row:
+def _row(sequence: Sequence, link: Link, offers: bool) -> Row:
     matcher: Matcher = sequence.matcher
     is_new = matcher.link is not link
     start = sequence.num_prompt_tokens + (0 if is_new else matcher.num_consumed)
     tokens = sequence.token_ids[start:]
     ignores_eos = sequence.params.ignore_eos
-    if not is_new:
-        return Row(matcher.number, "", tokens, ignores_eos)
-    return Row(matcher.number, matcher.key, tokens, ignores_eos, matcher.begun)
+    key, begun = (matcher.key, matcher.begun) if is_new else ("", "")
+    return Row(matcher.number, key, tokens, ignores_eos, begun, offers)

@@ -11,10 +11,13 @@ from engine.core.ops.sampling_reference import choose_tokens_reference
 from engine.core.sampling.logit_edits import LogitEdits
 from engine.core.sampling.penalties import SeenTokens
 from engine.core.sampling.sampler import Sampler, philox_4x32, uniforms
+from engine.core.sampling.token_logprobs import LogprobsMode
 from engine.core.scheduling.sequence import SampledToken, Sequence
+from engine.grammar.thoughts import ThoughtMarks, ThoughtTokens
 from engine.sampling_params import SamplingParams
 
 VOCAB = 50
+PLAIN = ThoughtTokens([ThoughtMarks([40], [41])])
 
 
 def make_sequence(
@@ -131,6 +134,26 @@ def test_only_tokens_of_the_nucleus_come_in_their_proportions(
     assert found.nonzero().squeeze(1).tolist() == support
     expected = logits[support].softmax(-1)
     assert (found[support] - expected).abs().max() < 0.05
+
+
+@pytest.mark.parametrize(
+    ("params", "may"),
+    [
+        ({"temperature": 0}, True),
+        ({"temperature": 0, "repetition_penalty": 1.3, "logprobs": 2, "min_tokens": 3}, True),
+        ({"temperature": 0, "thinking_token_budget": 4, "thought_tokens": PLAIN}, False),
+        ({"temperature": 1}, False),
+    ],
+)
+def test_who_looks_at_a_form_before_it_chooses_offers_no_token(
+    params: dict[str, Any], may: bool
+) -> None:
+    assert Sampler().may_offer(make_sequence(**params)) == may
+    processed = Sampler(mode=LogprobsMode.of("processed_logprobs"))
+    assert not processed.may_offer(make_sequence(**params))
+    sequence = make_sequence(**params)
+    sequence.logits_processors = [object()]
+    assert not Sampler().may_offer(sequence)
 
 
 MIXED: list[dict[str, Any]] = [
