@@ -4,7 +4,10 @@ A random choice has no state: the number that decides it is Philox-4x32-10 of (s
 the answer), so batching, chunking, preemption and resuming cannot shift it. One uniform number
 picks a token by inverting the cumulative distribution. The alternative, Gumbel noise per token,
 would need a random number for every word of the vocabulary at every step. How the number picks is
-`sampling_reference.py`'s, the reference of csrc's `choose_tokens`.
+`sampling_reference.py`'s, the reference of csrc's `choose_tokens`. A row that keeps to a form picks
+among all tokens first, and where the form refuses that, with a second number among what it allows:
+each allowed token comes as often as if it had picked among those at once, p + (1 - a) p / a = p / a
+where the form allows a share a.
 """
 
 import dataclasses
@@ -67,7 +70,7 @@ def philox_4x32(counter: Uints, key: Uints) -> Uints:
 
 
 def uniforms(seed: int, start: int, num: int) -> npt.NDArray[np.float64]:
-    """The random numbers in [0, 1) of output positions `start` to `start + num`.
+    """Two random numbers in [0, 1) for each of `num` output positions from `start` on: [2, num].
 
     They have 48 bits, so that in float64 a number times a sum of weights stays below that sum.
     """
@@ -75,8 +78,8 @@ def uniforms(seed: int, start: int, num: int) -> npt.NDArray[np.float64]:
     zeros = np.zeros(num, np.uint64)
     counter = np.stack([positions & _MASK, positions >> _SHIFT, zeros, zeros])
     words = np.array([[seed & 0xFFFFFFFF], [seed >> 32 & 0xFFFFFFFF]], np.uint64)
-    high, low, _, _ = philox_4x32(counter, np.broadcast_to(words, (2, num)))
-    bits = (high << np.uint64(16)) | (low >> np.uint64(16))
+    random = philox_4x32(counter, np.broadcast_to(words, (2, num)))
+    bits = (random[::2] << np.uint64(16)) | (random[1::2] >> np.uint64(16))
     result: npt.NDArray[np.float64] = bits.astype(np.float64) * 2.0**-48
     return result
 
@@ -98,17 +101,17 @@ class RowState:
             or params.bad_words_token_ids
         )
         self.seed = secrets.randbits(64) if params.seed is None else params.seed
-        self._uniforms: list[float] = []
+        self._uniforms: list[list[float]] = [[], []]
         self._uniforms_start = 0
         self.seen = SeenTokens()
 
-    def uniform(self, position: int) -> float:
-        """The random number of one output position."""
+    def uniform(self, position: int, choice: int = 0) -> float:
+        """The random number of one output position; of choice 1 where the first was refused."""
         offset = position - self._uniforms_start
-        if not 0 <= offset < len(self._uniforms):
+        if not 0 <= offset < len(self._uniforms[0]):
             self._uniforms = uniforms(self.seed, position, NUM_UNIFORMS).tolist()
             self._uniforms_start, offset = position, 0
-        return self._uniforms[offset]
+        return self._uniforms[choice][offset]
 
 
 class Choices(NamedTuple):
@@ -157,11 +160,13 @@ class Sampler:
     def may_offer(self, sequence: Sequence) -> bool:
         """Whether what it would choose among all tokens, if its form allows that, is its choice.
 
-        Not of what looks at the logits or at the form before a token is chosen.
+        Not of what looks at the logits or at the form before a token is chosen, nor where the form
+        decides which tokens are the most likely ones.
         """
-        state = _state_of(sequence)
+        state, params = _state_of(sequence), sequence.params
         looks = state.thoughts is not None or sequence.logits_processors
-        return state.is_greedy and not looks and not self._mode.is_processed
+        is_cut = params.top_k > 0 or params.top_p < 1 or params.min_p > 0
+        return not looks and not self._mode.is_processed and (state.is_greedy or not is_cut)
 
     def sample(
         self,
@@ -218,7 +223,7 @@ class Sampler:
             refused = masks.offer(tokens.tolist())
             errors |= refused.problems
             fences = dataclasses.replace(fences, postponed=fences.postponed | refused.postponed)
-            self._choose_again(edited, refused, choices, tokens)
+            self._choose_again(edited, sequences, refused, choices, tokens)
         wait = read(tokens)
 
         def results() -> list[SampledToken]:
@@ -240,15 +245,23 @@ class Sampler:
         return results
 
     def _choose_again(
-        self, logits: Tensor, fences: Fences, choices: Choices, tokens: Tensor
+        self,
+        logits: Tensor,
+        sequences: Collection[Sequence],
+        fences: Fences,
+        choices: Choices,
+        tokens: Tensor,
     ) -> None:
         """For the rows whose offers were refused, among what may follow."""
         fences.apply(logits, self._send)
         for row in fences.masked:  # one by one: to copy them together would take four times as long
-            one = slice(row, row + 1)
+            one, sequence = slice(row, row + 1), sequences[row]
             temperatures, min_p, top_p, uniforms = choices.numbers[:, one].unbind()
-            numbers = (temperatures, min_p, top_p, choices.top_k[one], uniforms)
-            self._choose_tokens(logits[one], *numbers, tokens[one])
+            uniforms[0] = _state_of(sequence).uniform(sequence.num_output_tokens, 1)
+            top_k = choices.top_k[one]
+            self._choose_tokens(
+                logits[one], temperatures, min_p, top_p, top_k, uniforms, tokens[one]
+            )
 
     def _result(self, logits: Tensor, row: int, token: int, sequence: Sequence) -> SampledToken:
         """logits: [n, vocab] float32, edited where that is what logprobs are reported of."""

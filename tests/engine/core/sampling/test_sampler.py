@@ -13,6 +13,7 @@ from engine.core.sampling.penalties import SeenTokens
 from engine.core.sampling.sampler import Sampler, philox_4x32, uniforms
 from engine.core.sampling.token_logprobs import LogprobsMode
 from engine.core.scheduling.sequence import SampledToken, Sequence
+from engine.core.structured.masks import Fences, StepMasks
 from engine.grammar.thoughts import ThoughtMarks, ThoughtTokens
 from engine.sampling_params import SamplingParams
 
@@ -35,14 +36,39 @@ def random_logits(num_rows: int = 1, vocab: int = VOCAB, seed: int = 0) -> Tenso
     return torch.randn(num_rows, vocab, generator=torch.Generator().manual_seed(seed)) * 2
 
 
+class Form:
+    """Stands for masks that rows need only if they choose something else than these tokens."""
+
+    def __init__(self, allowed: list[int]) -> None:
+        self._allowed = allowed
+        self.num_refused = 0
+
+    def wait(self) -> Fences:
+        return self._fences([], has_open=True)
+
+    def offer(self, tokens: list[int]) -> Fences:
+        refused = [row for row, token in enumerate(tokens) if token not in self._allowed]
+        self.num_refused = len(refused)
+        return self._fences(refused)
+
+    def _fences(self, rows: list[int], has_open: bool = False) -> Fences:
+        word = sum(1 << token for token in self._allowed)
+        masks = torch.tensor([[word, 0]] * len(rows), dtype=torch.int32).view(-1, 2)
+        return Fences(rows, masks, frozenset(), frozenset(), {}, has_open)
+
+
 def sample(
-    logits: Tensor, sequences: list[Sequence], sampler: Sampler | None = None
+    logits: Tensor,
+    sequences: list[Sequence],
+    sampler: Sampler | None = None,
+    form: Form | None = None,
 ) -> list[SampledToken]:
     """The tokens at once."""
     sampler = sampler or Sampler()
     tokens = torch.full((len(logits),), -2)
     choices = sampler.choices(sequences, logits.shape[1])
-    return sampler.sample(logits, sequences, choices, tokens, lambda tokens: tokens.tolist)()
+    masks: StepMasks = form  # type: ignore[assignment]  # all of it that a sampler uses
+    return sampler.sample(logits, sequences, choices, tokens, lambda tokens: tokens.tolist, masks)()
 
 
 def sample_one(logits: Tensor, sequence: Sequence) -> SampledToken:
@@ -87,10 +113,11 @@ def test_philox_gives_the_published_answers(counter: str, key: str, expected: st
 
 def test_uniform_numbers_depend_on_seed_and_position_alone() -> None:
     numbers = uniforms(123, 0, 100)
-    assert (uniforms(123, 37, 5) == numbers[37:42]).all()
+    assert (uniforms(123, 37, 5) == numbers[:, 37:42]).all()
     assert not (uniforms(124, 0, 100) == numbers).any()
     assert ((numbers >= 0) & (numbers < 1)).all()
-    assert uniforms(-1, 0, 1) == uniforms(2**64 - 1, 0, 1)
+    assert len(np.unique(numbers)) == 200
+    assert (uniforms(-1, 0, 1) == uniforms(2**64 - 1, 0, 1)).all()
 
 
 def test_greedy_is_the_maximum() -> None:
@@ -136,13 +163,36 @@ def test_only_tokens_of_the_nucleus_come_in_their_proportions(
     assert (found[support] - expected).abs().max() < 0.05
 
 
+@pytest.mark.parametrize("temperature", [0.0, 0.6, 1.0])
+def test_where_a_form_refuses_a_choice_the_others_come_in_their_proportions(
+    temperature: float,
+) -> None:
+    logits, allowed, num_rows = random_logits(vocab=40)[0], [1, 4, 5, 9, 20, 30], 1500
+    sequences = [make_sequence(seed=seed, temperature=temperature) for seed in range(num_rows)]
+    form = Form(allowed)
+    tokens = [t.token_id for t in sample(logits.repeat(num_rows, 1), sequences, form=form)]
+    assert form.num_refused == num_rows if temperature == 0 else 0 < form.num_refused < num_rows
+    expected = torch.zeros(40)
+    expected[allowed] = (logits[allowed] / max(temperature, 1e-6)).softmax(-1)
+    found = torch.bincount(torch.tensor(tokens), minlength=40) / num_rows
+    assert (found - expected).abs().max() < 0.05
+    alone = [
+        sample(logits[None].clone(), [sequence], form=Form(allowed))[0].token_id
+        for sequence in sequences[:60]
+    ]
+    assert alone == tokens[:60]
+
+
 @pytest.mark.parametrize(
     ("params", "may"),
     [
         ({"temperature": 0}, True),
         ({"temperature": 0, "repetition_penalty": 1.3, "logprobs": 2, "min_tokens": 3}, True),
         ({"temperature": 0, "thinking_token_budget": 4, "thought_tokens": PLAIN}, False),
-        ({"temperature": 1}, False),
+        ({"temperature": 1}, True),
+        ({"temperature": 1, "top_p": 0.9}, False),
+        ({"temperature": 1, "top_k": 9}, False),
+        ({"temperature": 1, "min_p": 0.1}, False),
     ],
 )
 def test_who_looks_at_a_form_before_it_chooses_offers_no_token(
