@@ -50,6 +50,7 @@ FORMS = {
     "json_schema": {"json": SCHEMA},
     "json": {"json": {"type": "array", "items": {"type": "object"}, "minItems": 200}},
     "regex": {"regex": r"([a-z]{2,9} ){600}"},
+    "digits": {"regex": "[0-9]{1000}"},  # which random weights never choose of their own accord
 }
 
 

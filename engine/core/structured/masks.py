@@ -37,6 +37,9 @@ from engine.core.tensors.transfers import Send
 
 logger = logging.getLogger("engine.core")
 
+# Kinds of grammars whose masks take long where much may follow, 4 ns for each token. In the strings
+# of a schema llguidance knows most of them beforehand.
+LONG_KINDS = frozenset({"regex", "grammar", "tags"})
 MASK_SECONDS = 5.0  # of the clock, after the model's work: one mask is bounded to some 20 ms
 
 
@@ -208,7 +211,8 @@ class Masks:
     ) -> StepMasks | None:
         """For the sampled rows of a step, in their order. None if none of them has a grammar.
 
-        Rows that may offer a token first are open, unless the text that follows must.
+        Rows that may offer a token first are open, if their masks may take long and are not of text
+        that must follow.
         """
         if self.pending is not None:
             self.pending.wait()  # of a step that had no memory
@@ -221,7 +225,7 @@ class Masks:
         if link is not None:
             forgotten = self.grammars.forgotten
             step = Step(
-                [_row(each.sequence, link, may_offer(each.sequence)) for each in asked],
+                [_row(each.sequence, link, may_offer) for each in asked],
                 [forgotten.popleft() for _ in range(len(forgotten))],
             )
             if not self.send(link, step, asked):
@@ -267,11 +271,12 @@ class Masks:
         return Fences(rows, masks, ends, late, problems or {}, has_open)
 
 
-def _row(sequence: Sequence, link: Link, offers: bool) -> Row:
+def _row(sequence: Sequence, link: Link, may_offer: Callable[[Sequence], bool]) -> Row:
     matcher: Matcher = sequence.matcher
     is_new = matcher.link is not link
     start = sequence.num_prompt_tokens + (0 if is_new else matcher.num_consumed)
     tokens = sequence.token_ids[start:]
     ignores_eos = sequence.params.ignore_eos
+    offers = matcher.source.kind in LONG_KINDS and may_offer(sequence)
     key, begun = (matcher.key, matcher.begun) if is_new else ("", "")
     return Row(matcher.number, key, tokens, ignores_eos, begun, offers)

@@ -1,5 +1,6 @@
 """Rows that offer a token before a mask is made for them choose what they would choose by it."""
 
+import json
 import os
 import random
 import signal
@@ -13,13 +14,13 @@ from engine.core.structured.frames import Offers
 from engine.core.structured.grammars import MAX_LOSSES, REFUSED
 from engine.core.structured.masks import Masks, StepMasks
 from tests.engine.core.structured.conftest import Walker
-from tests.engine.core.structured.test_answers import COMPACT, PERSON
+from tests.engine.core.structured.test_answers import COMPACT, TAG
 from tests.engine.core.structured.test_deaths import masker_of
 
 FORMS: list[dict[str, Any]] = [
     COMPACT,
-    {"json": PERSON},
-    {"json_object": True},
+    {"structural_tag": json.dumps(TAG)},
+    {"structural_tag": json.dumps(TAG)},
     {"regex": "([a-z]{2,5} ){9}"},
     {"regex": "(?s:.*)"},
     {"regex": "[ab]{2,9}"},
