@@ -254,13 +254,18 @@ class Sampler:
     ) -> None:
         """For the rows whose offers were refused, among what may follow."""
         fences.apply(logits, self._send)
-        for row in fences.masked:  # one by one: to copy them together would take four times as long
-            one, sequence = slice(row, row + 1), sequences[row]
-            temperatures, min_p, top_p, uniforms = choices.numbers[:, one].unbind()
-            uniforms[0] = _state_of(sequence).uniform(sequence.num_output_tokens, 1)
-            top_k = choices.top_k[one]
+        uniforms = choices.numbers[3]
+        for row in fences.masked:
+            sequence = sequences[row]
+            uniforms[row] = _state_of(sequence).uniform(sequence.num_output_tokens, 1)
+        parts = [slice(row, row + 1) for row in fences.masked]
+        if 2 * len(parts) > len(logits):  # together: each of the others chooses the same again
+            parts = [slice(0, len(logits))]
+        for part in parts:
+            numbers, top_k = choices.numbers[:, part], choices.top_k[part]
+            temperatures, min_p, top_p, uniforms = numbers.unbind()
             self._choose_tokens(
-                logits[one], temperatures, min_p, top_p, top_k, uniforms, tokens[one]
+                logits[part], temperatures, min_p, top_p, top_k, uniforms, tokens[part]
             )
 
     def _result(self, logits: Tensor, row: int, token: int, sequence: Sequence) -> SampledToken:

@@ -88,18 +88,10 @@ class Step(Frame, frozen=True, tag="step"):
     forgotten: list[int]  # matchers whose sequences have ended
 
 
-class Offer(Frame, frozen=True):
-    """The token that a row would choose among all, or -1."""
-
-    matcher: int
-    token_id: int
-    without_eos: bool
-
-
 class Offers(Frame, frozen=True, tag="offers"):
-    """To a masker, after a step: masks for the rows whose token may not follow, in this order."""
+    """To a masker: what the open rows of the step before would choose among all tokens, or -1."""
 
-    rows: list[Offer]
+    token_ids: list[int]
 
 
 class RowState(Frame, frozen=True):
@@ -108,7 +100,7 @@ class RowState(Frame, frozen=True):
 
 
 class Masked(Frame, frozen=True):
-    """The masks are in the memory."""
+    """The masks are in the memory, each at the place of its row in the step."""
 
     rows: list[RowState]
 

@@ -3,9 +3,8 @@
 It has two sockets and a thread for each. On one come steps: what each row has got since, and a mask
 is wanted for it, or is only if the token that it offers then may not follow: to look at one token
 takes a thousandth of the time. On the other come grammars: one is compiled while masks of others
-are made. A
-matcher that is not known yet is made from its grammar and told all tokens so far; so it is after
-the death of a masker, of the core, or of a worker.
+are made. A matcher that is not known yet is made from its grammar and told all tokens so far; so it
+is after the death of a masker, of the core, or of a worker.
 """
 
 import contextlib
@@ -14,7 +13,6 @@ import mmap
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence as Collection
 
 import llguidance
 from llguidance import LLExecutor, LLMatcher
@@ -29,7 +27,6 @@ from engine.core.structured.frames import (
     TAKEN,
     Channel,
     Masked,
-    Offer,
     Offers,
     Row,
     RowState,
@@ -73,6 +70,9 @@ class Masker:
         self._grammars: OrderedDict[str, LLMatcher] = OrderedDict()  # the one used last is last
         self._matchers: dict[int, LLMatcher] = {}
         self._keys: dict[int, str] = {}  # of their grammars
+        self._open: list[tuple[int, Row]] = []  # of the last step, with their places there
+        self._made: dict[int, RowState] = {}  # masks ahead, by these places
+        self._refused: set[int] = set()  # matchers of open rows, when the last offers came
 
     def serve(self) -> None:
         """Until the core closes a socket."""
@@ -83,36 +83,51 @@ class Masker:
                 match asked:
                     case Step():
                         self._steps.send(self.mask(asked))
+                        self.mask_ahead()
                     case Offers():
                         self._steps.send(self.judge(asked))
 
     def mask(self, step: Step) -> Masked:
-        """Write the masks of a step, row by row."""
+        """Write the masks of a step, but of its open rows."""
         for number in step.forgotten:
             self._matchers.pop(number, None)
             self._keys.pop(number, None)
-        return self._write(step.rows, [self._advance(row) for row in step.rows])
+        states = [self._advance(row) for row in step.rows]
+        rows = list(enumerate(step.rows))
+        self._open = [(place, row) for place, row in rows if states[place].state == OPEN]
+        failed = self._write([it for it in rows if states[it[0]].state in (MASKED, ENDED)])
+        return Masked([failed.get(place, state) for place, state in enumerate(states)])
+
+    def mask_ahead(self) -> None:
+        """While the model computes: of the open rows those whose last offers were refused."""
+        ahead = [(place, row) for place, row in self._open if row.matcher in self._refused]
+        self._made = {place: RowState(MASKED) for place, _ in ahead} | self._write(ahead)
 
     def judge(self, offers: Offers) -> Masked:
-        """Take what may follow, and write masks for the other rows."""
-        return self._write(offers.rows, [self._judge(offer) for offer in offers.rows])
+        """Take what may follow, and write masks for the other open rows."""
+        each = zip(self._open, offers.token_ids, strict=True)
+        refused = dict(it for it, token in each if not self._may_follow(it[1], token))
+        self._refused = {row.matcher for row in refused.values()}
+        states = {place: RowState(MASKED) for place in refused} | self._made
+        states |= self._write([it for it in refused.items() if it[0] not in self._made])
+        taken = RowState(TAKEN)
+        return Masked([states[place] if place in refused else taken for place, _ in self._open])
 
-    def _write(self, rows: Collection[Row | Offer], states: list[RowState]) -> Masked:
-        to_mask = [
-            (self._matchers[row.matcher], place)
-            for place, (row, state) in enumerate(zip(rows, states, strict=True))
-            if state.state in (MASKED, ENDED)
-        ]
-        if to_mask:
+    def _write(self, rows: list[tuple[int, Row]]) -> dict[int, RowState]:
+        """Masks at these places; states of those that cannot have one."""
+        failed = {}
+        if rows:
+            to_mask = [(self._matchers[row.matcher], place) for place, row in rows]
             self._executor.unsafe_compute_mask_ptr(
                 to_mask, self._address, self._num_words * 4, self._max_rows
             )
-        for matcher, place in to_mask:
+        for place, row in rows:
+            matcher = self._matchers[row.matcher]
             if matcher.is_error():
-                states[place] = self._fail(rows[place], matcher)
-            elif rows[place].without_eos and states[place].state == MASKED:
+                failed[place] = self._fail(row, matcher)
+            elif row.without_eos and not matcher.is_stopped():
                 self._forbid_eos(place)
-        return Masked(states)
+        return failed
 
     def check(self, request: Try) -> Verdict:
         """Whether these tokens follow this grammar, which is kept."""
@@ -181,15 +196,13 @@ class Masker:
         is_open = row.offers and not matcher.compute_ff_bytes()
         return RowState(OPEN if is_open else MASKED)
 
-    def _judge(self, offer: Offer) -> RowState:
-        matcher, token = self._matchers.get(offer.matcher), offer.token_id
-        if matcher is None:
-            return RowState(MISSING)
-        if token < 0 or (offer.without_eos and token in self._eos_token_ids):
-            return RowState(MASKED)
-        return RowState(TAKEN if matcher.validate_tokens([token]) else MASKED)
+    def _may_follow(self, row: Row, token: int) -> bool:
+        matcher = self._matchers.get(row.matcher)
+        if matcher is None or token < 0 or (row.without_eos and token in self._eos_token_ids):
+            return False
+        return matcher.validate_tokens([token]) == 1
 
-    def _fail(self, row: Row | Offer, matcher: LLMatcher) -> RowState:
+    def _fail(self, row: Row, matcher: LLMatcher) -> RowState:
         """What has filled the lexer may be other answers: it is tried again with one of its own."""
         problem = describe(matcher.get_error())
         if FULL not in problem:

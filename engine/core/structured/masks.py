@@ -25,7 +25,6 @@ from engine.core.structured.frames import (
     OPEN,
     TAKEN,
     Masked,
-    Offer,
     Offers,
     Row,
     RowState,
@@ -122,6 +121,7 @@ def banned_by(masks: Tensor, vocab: int) -> Tensor:
 class AskedRow(NamedTuple):
     """A row of logits whose sequence keeps to a grammar."""
 
+    place: int  # in the step, and of the mask
     row: int
     sequence: Sequence
     length: int  # of its answer, as the masker knows it
@@ -144,11 +144,8 @@ class StepMasks:
     def offer(self, tokens: list[int]) -> Fences:
         """The same for those open rows whose token may not follow. tokens: of all rows of logits"""
         asked = self._open
-        offers = [
-            Offer(each.sequence.matcher.number, tokens[each.row], each.sequence.params.ignore_eos)
-            for each in asked
-        ]
-        if self._link is not None and not self._masks.send(self._link, Offers(offers), asked):
+        offers = Offers([tokens[each.row] for each in asked])
+        if self._link is not None and not self._masks.send(self._link, offers, asked):
             self._link = None
         return self._receive(asked)
 
@@ -170,8 +167,8 @@ class StepMasks:
     def _sort(self, states: list[RowState], asked: list[AskedRow]) -> Fences:
         places, rows, ended, postponed, still_open = [], [], [], [], []
         problems: dict[int, Problem] = {}
-        for place, (state, each) in enumerate(zip(states, asked, strict=True)):
-            row, sequence, length = each
+        for state, each in zip(states, asked, strict=True):
+            place, row, sequence, length = each
             matcher: Matcher = sequence.matcher
             if state.state == FAILED:
                 problem = state.problem or "no token follows"
@@ -219,7 +216,10 @@ class Masks:
         rows = [row for row, each in enumerate(sequences) if each.matcher is not None]
         if not rows:
             return None
-        asked = [AskedRow(row, it := sequences[row], it.num_output_tokens) for row in rows]
+        asked = [
+            AskedRow(place, row, it := sequences[row], it.num_output_tokens)
+            for place, row in enumerate(rows)
+        ]
         link = self.grammars.link
         self.grammars.close_ended()
         if link is not None:

@@ -1,5 +1,6 @@
 """What makes the masks of a step: matchers whose grammars are shared by answers."""
 
+import json
 import os
 import random
 from collections.abc import Iterator
@@ -9,8 +10,21 @@ import llguidance
 import pytest
 
 from engine.core.structured import compiling, masker
-from engine.core.structured.frames import MASKED, MISSING, Channel, Row, Setup, Source, Step, Try
+from engine.core.structured.frames import (
+    MASKED,
+    MISSING,
+    OPEN,
+    TAKEN,
+    Channel,
+    Offers,
+    Row,
+    Setup,
+    Source,
+    Step,
+    Try,
+)
 from engine.core.structured.masker import Masker
+from tests.engine.core.structured.test_answers import TAG
 
 WORDS = Source("regex", "|".join(f".*{letter}.{{12}}" for letter in "abcdefghijklmnop"))
 
@@ -21,7 +35,7 @@ def own(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Masker]:
     monkeypatch.setattr(masker, "limit_memory", lambda num_bytes: None)
     monkeypatch.setitem(compiling.LIMITS, "max_lexer_states", 2000)
     text = (folder / "tokenizer.json").read_text()
-    tokenizer = llguidance.LLTokenizer(text)
+    tokenizer = llguidance.LLTokenizer(text, n_vocab=400)  # there are logits of no token, too
     fd = os.memfd_create("masks")
     setup = Setup("", tokenizer.vocab_size, [], 1)
     os.ftruncate(fd, -(-tokenizer.vocab_size // 32) * 4)
@@ -50,6 +64,51 @@ def test_what_other_answers_have_needed_of_a_grammar_ends_none(own: Masker) -> N
             mask >>= place
             said.append(place + (mask & -mask).bit_length() - 1)
     assert num_anew
+
+
+@pytest.mark.parametrize("without_eos", [False, True])
+@pytest.mark.parametrize(
+    "source",
+    [
+        Source("regex", "([a-z]{2,5} ){9}|[ab]*"),
+        Source("grammar", 'start: "x" /[0-9]+/ ("y" | <[5]>)* /.*/'),
+        Source("tags", json.dumps(TAG)),
+    ],
+    ids=["regex", "grammar", "tags"],
+)
+def test_an_offer_is_taken_where_its_mask_has_a_bit(
+    own: Masker, source: Source, without_eos: bool
+) -> None:
+    chosen, num_open = random.Random(3), 0
+    assert own.check(Try("key", source, "", [])).problem == ""
+    key, said = "key", list[int]()
+    for _ in range(12):
+        (state,) = own.mask(Step([Row(1, key, said, without_eos, offers=True)], [])).rows
+        is_open, key = state.state == OPEN, ""
+        if is_open:
+            num_open += 1
+            (state,) = own.judge(Offers([-1])).rows
+        if state.state != MASKED:
+            break  # only the end may follow
+        mask = int.from_bytes(own._words.tobytes(), "little")
+        allowed = [token for token in range(400) if mask >> token & 1]
+        if is_open:
+            taken = [own.judge(Offers([token])).rows[0].state == TAKEN for token in range(400)]
+            assert [token for token in range(400) if taken[token]] == allowed
+        said = [chosen.choice([it for it in allowed if it != own._tokenizer.eos_token])]
+    assert num_open > 2
+
+
+def test_whose_offer_was_refused_has_a_mask_ahead_of_the_next(own: Masker) -> None:
+    assert own.check(Try("key", Source("regex", "[ab]*"), "", [])).problem == ""
+    (letter,) = own._tokenizer.tokenize_str("a")
+    places = list[list[int]]()
+    for key, offered in [("key", letter), ("", -1), ("", letter), ("", letter)]:
+        own.mask(Step([Row(1, key, [letter], True, offers=True)], []))
+        own.mask_ahead()
+        places.append(list(own._made))
+        own.judge(Offers([offered]))
+    assert places == [[], [], [0], []]
 
 
 def test_fewer_grammars_are_kept_of_those_that_have_much_memory(
