@@ -172,7 +172,7 @@ class ModelRunner:
     def _may_offer(self, sequence: Sequence) -> bool:
         """Whether its token may be looked at before its mask is made.
 
-        On a GPU that would wait for the model, which masks are made beside for nothing.
+        On a GPU the next step would wait for that, and there masks cost nothing beside the model.
         """
         return self._upload is None and self._sampler.may_offer(sequence)
 

@@ -4,10 +4,10 @@ A random choice has no state: the number that decides it is Philox-4x32-10 of (s
 the answer), so batching, chunking, preemption and resuming cannot shift it. One uniform number
 picks a token by inverting the cumulative distribution. The alternative, Gumbel noise per token,
 would need a random number for every word of the vocabulary at every step. How the number picks is
-`sampling_reference.py`'s, the reference of csrc's `choose_tokens`. A row that keeps to a form picks
-among all tokens first, and where the form refuses that, with a second number among what it allows:
-each allowed token comes as often as if it had picked among those at once, p + (1 - a) p / a = p / a
-where the form allows a share a.
+`sampling_reference.py`'s, the reference of csrc's `choose_tokens`. A row whose mask is not made
+yet (`structured/masks.py`) picks among all tokens, and if its form refuses that, with a second
+number among those allowed. Each of these comes as often as if it had picked among them at once:
+p + (1 - a) p / a = p / a, where the form allows a share a.
 """
 
 import dataclasses
