@@ -53,8 +53,8 @@ void linear_cpu(
 );
 
 // A weight of every layer, packed: [layers][panels][inputs / n][16][n] with n = 1 for float32, 2 for
-// bfloat16 and 4 for int8, whose scales are float32, [layers][panels][inputs / 128][16]; int4 has
-// [layers][panels][inputs / 8][16][4], and float16 scales, [layers][panels][inputs / 32][2][16] (product.h).
+// bfloat16 and 4 for int8, whose scales are float32, [layers][panels][inputs / 128][16]. What has fewer bits, and
+// weights that are numbers in their files, lie as product.h and packed_weight.h say.
 void decoder_step_cpu(
     const Tensor& input_ids,     // [num_tokens] int64, as the next two
     const Tensor& positions,

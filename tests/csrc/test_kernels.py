@@ -360,6 +360,11 @@ def test_linear_reads_rows_that_lie_apart_and_refuses_what_does_not_fit() -> Non
         linear(wide[:, :8].double(), weight, None, ops.choose("cpu"))
     with pytest.raises(RuntimeError, match="bias is one float32 per output"):
         linear(wide[:, :8], weight, torch.zeros(3), ops.choose("cpu"))
+    packed = PackedWeight.allocate(1, 20, 8, "int4")
+    assert packed.scales is not None
+    with pytest.raises(RuntimeError, match="or 24 int32 for those of 16"):
+        args = (torch.randn(3, 8), packed.panels[0], packed.scales[0, :, :, 1:], None)
+        ops.choose("cpu").linear(*args, torch.empty(3, 20))
 
 
 def test_wrong_arguments_are_named() -> None:

@@ -44,7 +44,7 @@ class Parley(Peer):
         "fp32": 4.0,
         "int8": 1.0 + 4 / 128,
         "int8-kv8": 1.0 + 4 / 128,
-        "int4": 4.5 / 8,
+        "int4": 4.375 / 8,
         **FOUR_BITS,
     }
     keeps_log = False  # it is in the server's folder; a failed start is reported with its end

@@ -185,15 +185,15 @@ void prepare(const Weight& weight, const TilePart& part) {
   }
 }
 
-// The number of an input, of a weight in parts.
+// The number of an input, of int4 or of a weight in parts.
 PARLEY_INLINE int number_at(const Weight& weight, int64_t panel, int64_t lane, int64_t input) {
   const Format format = weight.format;
-  const int64_t together = format == Format::kParts4 ? 8 : format == Format::kParts6 ? 16 : 4, i = input % together;
+  const int64_t together = format == Format::kParts6 ? 16 : format == Format::kParts8 ? 4 : 8, i = input % together;
   const uint8_t* const bytes = static_cast<const uint8_t*>(weight.panels) +
                                kPanel * bytes_of(format, panel * weight.num_inputs + input - i) + lane * 4 + i % 4;
   if (format == Format::kParts8) return *bytes;
   const int low = bytes[i / 8 * kLineBytes] >> (i % 8 < 4 ? 0 : 4) & 15;
-  return format == Format::kParts4 ? low : (bytes[2 * kLineBytes] >> i / 4 * 2 & 3) << 4 | low;
+  return together == 8 ? low : (bytes[2 * kLineBytes] >> i / 4 * 2 & 3) << 4 | low;
 }
 
 // One row of a packed weight: its embedding, where the output layer is tied to it.
@@ -215,6 +215,15 @@ void unpack_output(const Weight& weight, int64_t output, float* out) {
             static_cast<const float*>(weight.scales) + panel * weight.num_groups() * kPanel;
         out[i] = static_cast<float>(panels[begin + i / 4 * 4 * kPanel + lane * 4 + i % 4] - 128) *
                  scales[i / kGroup * kPanel + lane];
+        break;
+      }
+      case Format::kInt4: {
+        const GroupScales& of_group =
+            static_cast<const GroupScales*>(weight.scales)[panel * weight.num_groups() + i / kGroup];
+        const int64_t part = i % kGroup / kSmallestPart;
+        const uint32_t pair = of_group.pairs[lane] >> shift_of_pair(part) & 15;
+        const int number = (number_at(weight, panel, lane, i) - kZeros[pair]) * kSteps[pair];
+        out[i] = static_cast<float>(number) * to_float(of_group.scales[lane]);
         break;
       }
       case Format::kParts8:

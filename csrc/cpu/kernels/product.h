@@ -6,15 +6,18 @@
 //   float32   [panel][input][16]
 //   bfloat16  [panel][input / 2][16][2]   pairs of inputs, as dot-product instructions want them
 //   int8      [panel][input / 4][16][4]   unsigned, 128 is zero; a scale for 128 inputs of each output
+//   int4      [panel][input / 8][16][4]   bytes: of eight inputs the first four in the low halves, the others in the
+//                                         high ones; a scale for 128 inputs of each output, and for each 16 of these
+//                                         a step and a zero: (code - zero) * step is what int8 would have
 //   parts8    [panel][input / 4][16][4]   unsigned, 128 is zero; a scale for a part of the inputs, 16 or 32 of
 //                                         them, of each output
-//   parts4    [panel][input / 8][16][4]   8 is zero; bytes: of eight inputs the first four in the low halves, the
-//                                         others in the high ones; scales as of parts8
+//   parts4    [panel][input / 8][16][4]   8 is zero; bytes as of int4, scales as of parts8
 //   parts6    [panel][input / 16][3][16][4]  32 is zero; of sixteen inputs the low four bits as of parts4, then their
 //                                         high two: byte i has those of inputs i, i + 4, i + 8, i + 12, low first
 // In parts, weights may have a least number for each part besides: then the number 0 stands for that.
 #pragma once
 
+#include <array>
 #include <cstdint>
 
 namespace parley {
@@ -23,35 +26,51 @@ constexpr int64_t kPanel = 16;   // outputs that grow side by side in one vector
 constexpr int64_t kGroup = 128;  // int8: inputs with one scale; float: summed before they join the total
 constexpr int64_t kSmallestPart = 16;  // of a group
 
-enum class Format { kFloat32, kBFloat16, kInt8, kParts8, kParts6, kParts4 };
+// Of int4: what 16 inputs may have. Products of both lie within 120, so that all fits into a byte.
+constexpr std::array<uint8_t, 16> kSteps = {3, 5, 7, 9, 10, 11, 12, 14, 3, 5, 7, 9, 10, 11, 12, 14};
+constexpr std::array<uint8_t, 16> kZeros = {6, 6, 6, 7, 5, 7, 5, 7, 9, 9, 9, 8, 10, 8, 10, 8};
+
+enum class Format { kFloat32, kBFloat16, kInt8, kInt4, kParts8, kParts6, kParts4 };
 
 constexpr bool has_parts(Format format) {
   return format == Format::kParts8 || format == Format::kParts6 || format == Format::kParts4;
 }
 
-constexpr bool has_whole_numbers(Format format) { return format == Format::kInt8 || has_parts(format); }
+constexpr bool has_whole_numbers(Format format) {
+  return format == Format::kInt8 || format == Format::kInt4 || has_parts(format);
+}
 
 // Of so many inputs of an output, which lie in whole lines.
 constexpr int64_t bytes_of(Format format, int64_t num_inputs) {
   return format == Format::kFloat32    ? 4 * num_inputs
          : format == Format::kBFloat16 ? 2 * num_inputs
          : format == Format::kParts6   ? num_inputs / 4 * 3
-         : format == Format::kParts4   ? num_inputs / 2
-                                       : num_inputs;
+         : format == Format::kInt4 || format == Format::kParts4 ? num_inputs / 2
+                                                                : num_inputs;
 }
 
 struct Half {  // IEEE 754, in 16 bits
   uint16_t bits;
 };
 
+// Of int4, for 128 inputs of a panel.
+struct GroupScales {
+  uint32_t pairs[kPanel];  // of step and zero: eight numbers of four bits for each output, which lie as eight codes do
+  Half scales[kPanel];
+};
+
+constexpr int64_t shift_of_pair(int64_t part) { return part % 4 * 8 + part / 4 * 4; }  // of 16 inputs
+
 struct Weight {
   Format format;
   const void* panels;
-  const void* scales;   // int8: float [panel][group][16]; in parts: Half [panel][part][16], or [2][16] with the least
+  // int8: float [panel][group][16]; int4: GroupScales [panel][group]; in parts: Half [panel][part][16], or [2][16] with
+  // the least numbers
+  const void* scales;
   const float* bias;    // [num_outputs], may be null
   int64_t num_inputs;   // with padding
   int64_t num_outputs;
-  int64_t part;         // inputs with one scale: int8 a group, in parts 16 or 32
+  int64_t part;         // inputs with one scale: int8 and int4 a group, in parts 16 or 32
   bool has_least;
 
   int64_t num_groups() const { return (num_inputs + kGroup - 1) / kGroup; }
@@ -61,6 +80,7 @@ struct Weight {
   int64_t part_halves() const { return (has_least ? 2 : 1) * kPanel; }  // of a panel
 
   int64_t part_bytes() const {
+    if (format == Format::kInt4) return sizeof(GroupScales);
     return has_parts(format) ? part_halves() * sizeof(Half) : kPanel * sizeof(float);
   }
 

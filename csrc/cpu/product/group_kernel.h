@@ -10,12 +10,11 @@
 namespace parley::PARLEY_ISA {
 
 // What is prefetched of the next panels: the processor would wait at each page, where the memory's own
-// look-ahead ends. One line of each panel in each 2^shift rounds, so that tiles that take turns with the
+// look-ahead ends. Each round fetches so many bytes of each panel: a line, or less where tiles that take turns with the
 // same weights also share the prefetching.
 struct Fetch {
   const std::byte* first;
-  int64_t panel_bytes;
-  int shift;
+  int64_t panel_bytes, step;
 };
 
 constexpr int64_t kLineBytes = 64;  // one round reads so much of each panel
@@ -49,14 +48,18 @@ struct Inputs {
   const W* weights;  // [input / n][16][n], of the first panel
 };
 
+// From how many rows on: fewer wait for the memory anyway, but where each line is unpacked for them.
+template <Format kFormat>
+constexpr int kFetchingRows = kFormat == Format::kInt4 ? 1 : 4;
+
 // The lines to fetch, round by round.
-template <int kRows, int kPanels>
+template <bool kFetches, int kPanels>
 struct Fetching {
   PARLEY_MEMBER explicit Fetching(const Fetch& fetch)
-      : line(fetch.first), panel_bytes(fetch.panel_bytes), step(kLineBytes >> fetch.shift) {}
+      : line(fetch.first), panel_bytes(fetch.panel_bytes), step(fetch.step) {}
 
   PARLEY_MEMBER void next() {
-    if constexpr (kRows >= 4) {  // fewer wait for the memory anyway
+    if constexpr (kFetches) {
       unrolled<kPanels>([&](auto panel) PARLEY_LAMBDA {
         __builtin_prefetch(line + panel * panel_bytes, 0, 2);
       });
@@ -105,8 +108,7 @@ PARLEY_INLINE void add_multiples(
 // Float rows. W: float or BFloat16. The group has sums of its own, which then join the totals.
 template <typename W, int kRows, int kPanels>
 PARLEY_INLINE void add_float_group(
-    const Product& p, int64_t first_row, int64_t first_panel, int64_t group, Floats* totals,
-    Fetching<kRows, kPanels>& fetching) {
+    const Product& p, int64_t first_row, int64_t first_panel, int64_t group, Floats* totals, auto& fetching) {
   constexpr int kStep = std::is_same_v<W, float> ? 1 : 2;  // inputs that lie together
   const Inputs<float, W, kRows> inputs(p, first_row, first_panel, group);
   Floats sums[kRows][kPanels];
@@ -138,8 +140,7 @@ typedef int32_t Word __attribute__((may_alias));  // some inputs of a row
 // Rows in bfloat16 too: one instruction multiplies pairs and adds both to the total.
 template <int kRows, int kPanels>
 PARLEY_INLINE void add_dot_group(
-    const Product& p, int64_t first_row, int64_t first_panel, int64_t group, Floats* totals,
-    Fetching<kRows, kPanels>& fetching) {
+    const Product& p, int64_t first_row, int64_t first_panel, int64_t group, Floats* totals, auto& fetching) {
   const Inputs<BFloat16, BFloat16, kRows, kInputs<Format::kBFloat16>> inputs(
       p, first_row, first_panel, group);
   FloatPart sums[kRows][kPanels];
@@ -171,7 +172,17 @@ PARLEY_INLINE void add_dot_group(
 // ---- whole numbers: exact sums of inputs that share a scale, then their scales -----------------------
 //
 // `fours` gives the weights of four inputs of a panel as bytes, whatever they are kept as: BytesOf of int8
-// and parts8, NibblesOf of parts4, SixBitsOf of parts6.
+// and parts8, NibblesOf of parts4, SixBitsOf of parts6, SteppedOf of int4.
+//
+// Of int4, `Steps` has what a part of each output is multiplied with, and what is added to make 128 its zero. Codes are
+// multiplied in pairs: the products have eight bits, so that nothing is carried from one to the other. `PairsOf` a half
+// of a group's eight parts is what `Steps` are looked up with.
+
+constexpr std::array<uint8_t, 16> kBases = [] {
+  std::array<uint8_t, 16> bases{};
+  for (int i = 0; i < 16; ++i) bases[i] = static_cast<uint8_t>(128 - kZeros[i] * kSteps[i]);
+  return bases;
+}();
 
 #if defined(PARLEY_X86) && PARLEY_WIDTH >= 8 && !defined(PARLEY_DOT_INT8)
 
@@ -218,6 +229,54 @@ struct SixBitsOf {
   NibblesOf<kFour % 2 == 1> nibbles;
   BytesOf bits;
 };
+
+struct PairsOf {
+  PARLEY_MEMBER PairsOf(const GroupScales& scales, int half) {
+    unrolled<2>([&](auto i) PARLEY_LAMBDA {
+      const __m256i both = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(scales.pairs) + i);
+      places[i] = _mm256_and_si256(_mm256_srli_epi16(both, 4 * half), _mm256_set1_epi8(15));
+    });
+  }
+
+  __m256i places[2];
+};
+
+struct Steps {
+  PARLEY_MEMBER Steps() = default;
+
+  PARLEY_MEMBER Steps(const PairsOf& pairs, int part) {
+    const __m128i byte = _mm_setr_epi8(0, 0, 0, 0, 4, 4, 4, 4, 8, 8, 8, 8, 12, 12, 12, 12);
+    const __m256i bytes = _mm256_broadcastsi128_si256(_mm_add_epi8(byte, _mm_set1_epi8(static_cast<char>(part))));
+    unrolled<2>([&](auto i) PARLEY_LAMBDA {
+      const __m256i places = _mm256_shuffle_epi8(pairs.places[i], bytes);
+      steps[i] = _mm256_and_si256(look_up(kSteps, places), _mm256_set1_epi16(255));
+      bases[i] = look_up(kBases, places);
+    });
+  }
+
+  PARLEY_MEMBER static __m256i look_up(const std::array<uint8_t, 16>& table, __m256i places) {
+    const __m128i entries = _mm_loadu_si128(reinterpret_cast<const __m128i*>(table.data()));
+    return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(entries), places);
+  }
+
+  __m256i steps[2], bases[2];  // of 8 outputs each
+};
+
+template <bool kHigh>
+struct SteppedOf {
+  PARLEY_MEMBER __m256i operator()(int64_t panel, int64_t part) const {
+    const __m256i product = _mm256_mullo_epi16(nibbles(panel, part), steps[panel].steps[part]);
+    return _mm256_add_epi8(product, steps[panel].bases[part]);
+  }
+
+  NibblesOf<kHigh> nibbles;
+  const Steps* steps;  // of each panel
+};
+
+template <typename Fours>
+PARLEY_INLINE void store_fours(const Fours& fours, uint8_t* to) {
+  for (int i = 0; i < 2; ++i) _mm256_storeu_si256(reinterpret_cast<__m256i*>(to) + i, fours(0, i));
+}
 
 // The products of kRows rows with four inputs of kPanels panels.
 template <int kRows, int kPanels, typename Fours>
@@ -293,6 +352,47 @@ struct SixBitsOf {
   BytesOf bits;
 };
 
+struct PairsOf {
+  PARLEY_MEMBER PairsOf(const GroupScales& scales, int half)
+      : places(_mm512_and_si512(
+            _mm512_srli_epi16(_mm512_loadu_si512(scales.pairs), 4 * half), _mm512_set1_epi8(15))) {}
+
+  __m512i places;
+};
+
+struct Steps {
+  PARLEY_MEMBER Steps() = default;
+
+  PARLEY_MEMBER Steps(const PairsOf& pairs, int part) {
+    const __m128i byte = _mm_setr_epi8(0, 0, 0, 0, 4, 4, 4, 4, 8, 8, 8, 8, 12, 12, 12, 12);
+    const __m512i bytes = _mm512_broadcast_i32x4(_mm_add_epi8(byte, _mm_set1_epi8(static_cast<char>(part))));
+    const __m512i places = _mm512_shuffle_epi8(pairs.places, bytes);
+    steps = _mm512_maskz_shuffle_epi8(0x5555555555555555, entries_of(kSteps), places);
+    bases = _mm512_shuffle_epi8(entries_of(kBases), places);
+  }
+
+  PARLEY_MEMBER static __m512i entries_of(const std::array<uint8_t, 16>& table) {
+    return _mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(table.data())));
+  }
+
+  __m512i steps, bases;
+};
+
+template <bool kHigh>
+struct SteppedOf {
+  PARLEY_MEMBER __m512i operator()(int64_t panel) const {
+    return _mm512_add_epi8(_mm512_mullo_epi16(nibbles(panel), steps[panel].steps), steps[panel].bases);
+  }
+
+  NibblesOf<kHigh> nibbles;
+  const Steps* steps;  // of each panel
+};
+
+template <typename Fours>
+PARLEY_INLINE void store_fours(const Fours& fours, uint8_t* to) {
+  _mm512_storeu_si512(to, fours(0));
+}
+
 template <int kRows, int kPanels, typename Fours>
 PARLEY_INLINE void add_products(
     GroupSums (&sums)[kRows][kPanels], const Fours& fours, const Quantized* inputs) {
@@ -357,6 +457,40 @@ struct SixBitsOf {
   BytesOf bits;
 };
 
+struct PairsOf {
+  const GroupScales& scales;
+  int half;
+};
+
+struct Steps {
+  PARLEY_MEMBER Steps() = default;
+
+  PARLEY_MEMBER Steps(const PairsOf& pairs, int part) {
+    for (int output = 0; output < kPanel; ++output) {
+      const uint32_t pair = pairs.scales.pairs[output] >> shift_of_pair(4 * pairs.half + part) & 15;
+      steps[output] = kSteps[pair];
+      bases[output] = kBases[pair];
+    }
+  }
+
+  uint8_t steps[kPanel], bases[kPanel];
+};
+
+template <bool kHigh>
+struct SteppedOf {
+  PARLEY_MEMBER int32_t operator()(int64_t panel, int64_t place) const {
+    return nibbles(panel, place) * steps[panel].steps[place / 4] + steps[panel].bases[place / 4];
+  }
+
+  NibblesOf<kHigh> nibbles;
+  const Steps* steps;  // of each panel
+};
+
+template <typename Fours>
+PARLEY_INLINE void store_fours(const Fours& fours, uint8_t* to) {
+  for (int64_t place = 0; place < 4 * kPanel; ++place) to[place] = static_cast<uint8_t>(fours(0, place));
+}
+
 template <int kRows, int kPanels, typename Fours>
 PARLEY_INLINE void add_products(
     GroupSums (&sums)[kRows][kPanels], const Fours& fours, const Quantized* inputs) {
@@ -385,8 +519,7 @@ constexpr int64_t place_of(int64_t input) { return input; }
 
 template <int kRows, int kPanels>
 PARLEY_INLINE void add_int8_group(
-    const Product& p, int64_t first_row, int64_t first_panel, int64_t group, Floats* totals,
-    Fetching<kRows, kPanels>& fetching) {
+    const Product& p, int64_t first_row, int64_t first_panel, int64_t group, Floats* totals, auto& fetching) {
   const Inputs<Quantized, uint8_t, kRows> inputs(p, first_row, first_panel, group);
   const int64_t num_groups = p.weight.num_groups(), first = first_row * num_groups + group * kRows;
   const float* const scales =
@@ -409,11 +542,79 @@ PARLEY_INLINE void add_int8_group(
   });
 }
 
+// As of int8, but that each part of the weights has its steps.
+template <int kRows, int kPanels>
+PARLEY_INLINE void add_int4_group(
+    const Product& p, int64_t first_row, int64_t first_panel, int64_t group, Floats* totals, auto& fetching) {
+  const int64_t num_inputs = p.weight.num_inputs, begin = group * kGroup, panel_bytes = kPanel * num_inputs / 2;
+  const int64_t num_groups = p.weight.num_groups(), first = first_row * num_groups + group * kRows;
+  const auto* rows = static_cast<const Quantized*>(p.rows.values) + first_row * num_inputs + begin * kRows;
+  const auto* weights =
+      static_cast<const uint8_t*>(p.weight.panels) + first_panel * panel_bytes + kPanel * begin / 2;
+  const GroupScales* const scales =
+      static_cast<const GroupScales*>(p.weight.scales) + first_panel * num_groups + group;
+  GroupSums sums[kRows][kPanels];
+  unrolled<kRows, kPanels>([&](auto row, auto panel) PARLEY_LAMBDA {
+    sums[row][panel] = sums_from(p.rows.offsets[first + row]);
+  });
+  int64_t left = std::min(kGroup, num_inputs - begin);
+  for (int half = 0; half < 2; ++half) {
+    unrolled<4>([&](auto part) PARLEY_LAMBDA {
+      if (left <= 0) return;
+      Steps steps[kPanels];
+      unrolled<kPanels>([&](auto panel) PARLEY_LAMBDA {
+        steps[panel] = Steps(PairsOf{scales[panel * num_groups], half}, part);
+      });
+      const auto add_line = [&] PARLEY_LAMBDA {
+        const BytesOf bytes{weights, panel_bytes};
+        fetching.next();
+        add_products<kRows, kPanels>(sums, SteppedOf<false>{{bytes}, steps}, rows);
+        add_products<kRows, kPanels>(sums, SteppedOf<true>{{bytes}, steps}, rows + 4 * kRows);
+        weights += kLineBytes;
+        rows += 8 * kRows;
+      };
+      add_line();
+      if (left > 8) add_line();
+      left -= kSmallestPart;
+    });
+  }
+  unrolled<kPanels>([&](auto panel) PARLEY_LAMBDA {
+    const Floats scale = load(scales[panel * num_groups].scales);
+    unrolled<kRows>([&](auto row) PARLEY_LAMBDA {
+      const Floats scaled = product(to_floats(sums[row][panel]), scale);
+      add_scaled(totals[row * kPanels + panel], p.rows.scales[first + row], scaled);
+    });
+  });
+}
+
+// A panel of int4 as one of int8, which gives the same sums.
+PARLEY_INLINE void unpack_int4(const Weight& weight, int64_t panel, uint8_t* to, float* scales) {
+  const int64_t num_groups = weight.num_groups();
+  const auto* codes = static_cast<const uint8_t*>(weight.panels) + panel * kPanel * weight.num_inputs / 2;
+  const GroupScales* const of_panel = static_cast<const GroupScales*>(weight.scales) + panel * num_groups;
+  for (int64_t group = 0; group < num_groups; ++group) {
+    store(scales + group * kPanel, load(of_panel[group].scales));
+    int64_t left = std::min(kGroup, weight.num_inputs - group * kGroup);
+    for (int half = 0; half < 2; ++half) {
+      const PairsOf pairs{of_panel[group], half};
+      unrolled<4>([&](auto part) PARLEY_LAMBDA {
+        const Steps steps(pairs, part);
+        for (int64_t end = left - kSmallestPart; left > std::max<int64_t>(0, end); left -= 8) {
+          const BytesOf bytes{codes, 0};
+          store_fours(SteppedOf<false>{{bytes}, &steps}, to);
+          store_fours(SteppedOf<true>{{bytes}, &steps}, to + kLineBytes);
+          codes += kLineBytes;
+          to += 2 * kLineBytes;
+        }
+      });
+    }
+  }
+}
+
 // A line of each panel, or three of parts6: the inputs that lie together there.
 template <Format kFormat, int kRows, int kPanels>
 PARLEY_INLINE void add_line(
-    GroupSums (&sums)[kRows][kPanels], const BytesOf& bytes, const Quantized* rows,
-    Fetching<kRows, kPanels>& fetching) {
+    GroupSums (&sums)[kRows][kPanels], const BytesOf& bytes, const Quantized* rows, auto& fetching) {
   fetching.next();
   if constexpr (kFormat == Format::kParts8) {
     add_products<kRows, kPanels>(sums, bytes, rows);
@@ -435,8 +636,7 @@ PARLEY_INLINE void add_line(
 // What the weights of a part have at least is multiplied with the sum of the inputs.
 template <Format kFormat, int kRows, int kPanels>
 PARLEY_INLINE void add_parts_group(
-    const Product& p, int64_t first_row, int64_t first_panel, int64_t group, Floats* totals,
-    Fetching<kRows, kPanels>& fetching) {
+    const Product& p, int64_t first_row, int64_t first_panel, int64_t group, Floats* totals, auto& fetching) {
   constexpr int64_t kTogether = kFormat == Format::kParts4 ? 8 : kFormat == Format::kParts6 ? 16 : 4;
   constexpr int64_t kWhole = 2 * kSmallestPart;
   const int64_t num_inputs = p.weight.num_inputs, part_size = p.weight.part, begin = group * kGroup;
@@ -497,12 +697,14 @@ template <Format kFormat, int kRows, int kPanels>
 void add_groups(
     const Product& p, int64_t first_row, int64_t first_panel, int64_t group, int64_t end, Floats* totals,
     const Fetch& fetch) {
-  Fetching<kRows, kPanels> fetching(fetch);
+  Fetching<(kRows >= kFetchingRows<kFormat>), kPanels> fetching(fetch);
   for (; group < end; ++group) {
     if constexpr (kFormat == Format::kFloat32) {
       add_float_group<float, kRows, kPanels>(p, first_row, first_panel, group, totals, fetching);
     } else if constexpr (kFormat == Format::kInt8) {
       add_int8_group<kRows, kPanels>(p, first_row, first_panel, group, totals, fetching);
+    } else if constexpr (kFormat == Format::kInt4) {
+      add_int4_group<kRows, kPanels>(p, first_row, first_panel, group, totals, fetching);
     } else if constexpr (has_parts(kFormat)) {
       add_parts_group<kFormat, kRows, kPanels>(p, first_row, first_panel, group, totals, fetching);
     } else {

@@ -1,6 +1,6 @@
 // A packed weight's tensors, checked: [panels][inputs / n][16][n], for one layer or one after another for
-// several. Of parts4, eight inputs lie in an int32, [panels][inputs / 8][16][1], and of parts6 sixteen in three of
-// them: [panels][inputs / 16][3][16].
+// several. Of int4 and parts4, eight inputs lie in an int32, [panels][inputs / 8][16][1], and of parts6 sixteen in
+// three of them: [panels][inputs / 16][3][16]. Scales of int4 are int32, too: [panels][groups][24], as `GroupScales`.
 #pragma once
 
 #include <algorithm>
@@ -14,6 +14,7 @@ inline int64_t inputs_together(Format format) {  // n
   switch (format) {
     case Format::kFloat32: return 1;
     case Format::kBFloat16: return 2;
+    case Format::kInt4:
     case Format::kParts4: return 8;
     case Format::kParts6: return 16;
     default: return 4;
@@ -29,25 +30,28 @@ inline Format read_format(const Tensor& panels, const std::optional<Tensor>& sca
   const bool is_whole = type == ScalarType::Byte || type == ScalarType::Int;
   STD_TORCH_CHECK(is_whole == scales.has_value(), "weights of whole numbers have scales, others have none");
   if (!is_whole) return type == ScalarType::Float ? Format::kFloat32 : Format::kBFloat16;
-  if (type == ScalarType::Int) return panels.size(panels.dim() - 1) == 1 ? Format::kParts4 : Format::kParts6;
-  return scales->scalar_type() == ScalarType::Half ? Format::kParts8 : Format::kInt8;
+  if (type == ScalarType::Byte) return scales->scalar_type() == ScalarType::Half ? Format::kParts8 : Format::kInt8;
+  if (panels.size(panels.dim() - 1) != 1) return Format::kParts6;
+  return scales->scalar_type() == ScalarType::Int ? Format::kInt4 : Format::kParts4;
 }
 
 // `dims` of them are those of scales without least numbers.
 inline void read_scales(Weight& weight, const Tensor& scales, int64_t num_panels, int64_t dims) {
-  int64_t element = sizeof(float);
+  ScalarType type = weight.format == Format::kInt4 ? ScalarType::Int : ScalarType::Float;
+  int64_t element = sizeof(float);  // and of an int32
   if (has_parts(weight.format)) {
+    type = ScalarType::Half;
     element = sizeof(Half);
     weight.has_least = scales.dim() > dims;
     const int64_t num_parts = scales.numel() / std::max<int64_t>(1, num_panels * weight.part_halves());
     weight.part = 2 * kSmallestPart;
     if (weight.num_parts() != num_parts) weight.part = kSmallestPart;
   }
-  const ScalarType type = element == sizeof(Half) ? ScalarType::Half : ScalarType::Float;
   STD_TORCH_CHECK(
       scales.scalar_type() == type && scales.is_contiguous() &&
           scales.numel() * element == num_panels * weight.scales_bytes(),
-      "scales are one float32 for each 128 inputs of an output, or one or two float16 for each 16 or 32");
+      "scales are one float32 for each 128 inputs of an output, or 24 int32 for those of 16, or one or two float16 for "
+      "each 16 or 32");
   weight.scales = scales.const_data_ptr();
 }
 

@@ -95,9 +95,10 @@ constexpr int kMostPartSums = kMostInt8Sums / 2;
 
 template <Format kFormat>
 constexpr int kMostSums = has_parts(kFormat)           ? kMostPartSums
-                          : kFormat == Format::kInt8 ? kMostInt8Sums
-                                                     : kMostFloatSums;
+                          : has_whole_numbers(kFormat) ? kMostInt8Sums
+                                                       : kMostFloatSums;
 
+constexpr int kManyTiles = 3;  // for which weights of int4 are unpacked once; of fewer, each unpacks as it multiplies
 constexpr int kBundle = 4;  // tiles that take turns with some groups of weights, which stay in the cache meanwhile
 
 // Groups that a tile adds at once. What a call costs is shared by them, and the weights of all of them stay in the
@@ -108,6 +109,7 @@ constexpr int64_t kGroups = has_whole_numbers(kFormat) ? 4 : 1;
 // Panels at once: the more sums grow side by side, the better is the latency of each hidden.
 template <Format kFormat>
 constexpr int width_of(int64_t height) {
+  if (kFormat == Format::kInt4 && height > kMostSums<kFormat> / 6) return height * 2 <= kMostSums<kFormat> ? 2 : 1;
   return height * 4 <= kMostSums<kFormat> ? 4 : height * 2 <= kMostSums<kFormat> ? 2 : 1;
 }
 
@@ -154,20 +156,32 @@ PARLEY_INLINE void fetch_outputs(
 // Fetch the scales of some groups of `width` panels.
 PARLEY_INLINE void fetch_scales(
     const Weight& weight, int64_t panel, int64_t width, int64_t group, int64_t end) {
-  const int64_t lines = kGroup / weight.part * weight.part_bytes() / kLineBytes;
-  const int64_t panel_bytes = weight.scales_bytes();
+  const int64_t group_bytes = kGroup / weight.part * weight.part_bytes(), panel_bytes = weight.scales_bytes();
   const auto* const scales = static_cast<const std::byte*>(weight.scales) + panel * panel_bytes;
   for (int64_t i = 0; i < width; ++i) {
-    for (int64_t line = group * lines; line < end * lines; ++line) {
-      __builtin_prefetch(scales + i * panel_bytes + line * kLineBytes, 0, 2);
+    for (int64_t at = group * group_bytes; at < end * group_bytes; at += kLineBytes) {
+      __builtin_prefetch(scales + i * panel_bytes + at, 0, 2);
     }
   }
+}
+
+// Panels that will be multiplied next, as they lie in memory: where they begin, and the bytes of a group of one.
+struct Next {
+  const std::byte* first;
+  int64_t panel_bytes, group_bytes;
+};
+
+template <Format kFormat>
+PARLEY_INLINE Next next_panels(const Weight& weight, int64_t panel) {
+  const int64_t panel_bytes = kPanel * bytes_of(kFormat, weight.num_inputs);
+  const auto* const panels = static_cast<const std::byte*>(weight.panels);
+  return {panels + panel * panel_bytes, panel_bytes, kPanel * bytes_of(kFormat, kInputs<kFormat>)};
 }
 
 // Some tiles' rows of `width` panels.
 template <Format kFormat>
 void compute_bundle(
-    const Product& p, const Tiles& tiles, int64_t first, int64_t last, int64_t panel, int64_t width) {
+    const Product& p, const Tiles& tiles, int64_t first, int64_t last, int64_t panel, int64_t width, const Next& next) {
   Floats totals[kBundle * std::max(kMostFloatSums, 2 * kTallest)];
   int64_t begins[kBundle + 1];  // divisions are slow
   for (int64_t tile = first; tile <= last; ++tile) begins[tile - first] = tiles.begin(tile);
@@ -175,24 +189,23 @@ void compute_bundle(
   std::fill(totals, totals + num_rows * width, splat(0.0f));
   const int64_t num_groups = (p.weight.num_inputs + kInputs<kFormat> - 1) / kInputs<kFormat>;
   const int64_t turns = (num_groups + kGroups<kFormat> - 1) / kGroups<kFormat>;
-  const int64_t group_bytes = kPanel * bytes_of(kFormat, kInputs<kFormat>);
-  const int64_t panel_bytes = kPanel * bytes_of(kFormat, p.weight.num_inputs);
-  const auto* const later = static_cast<const std::byte*>(p.weight.panels) + (panel + width) * panel_bytes;
   const int shift = last - first >= 4 ? 2 : last - first >= 2 ? 1 : 0;
+  const int64_t line = kLineBytes * next.group_bytes / (kPanel * bytes_of(kFormat, kInputs<kFormat>));
   for (int64_t turn = 0; turn < turns; ++turn) {
     const int64_t group = turn * kGroups<kFormat>, end = std::min(group + kGroups<kFormat>, num_groups);
-    const int64_t fetched = (end - group) * group_bytes >> shift;  // by each tile, of each panel
+    const int64_t fetched = (end - group) * next.group_bytes >> shift;  // by each tile, of each panel
     if constexpr (has_whole_numbers(kFormat)) fetch_scales(p.weight, panel + width, width, group, end);
     for (int64_t tile = 0; tile < last - first; ++tile) {
       const int64_t row = begins[tile], height = begins[tile + 1] - row;
       fetch_outputs(p, row, row + height, panel, width, turn, turns);
       const int64_t step = std::min<int64_t>(width, width_of<kFormat>(height));
       const AddGroups add_groups = adder_of<kFormat>(height, step);
-      const std::byte* const of_tile = later + group * group_bytes + (tile & ((1 << shift) - 1)) * fetched;
+      const std::byte* const of_tile =
+          next.first + group * next.group_bytes + (tile & ((1 << shift) - 1)) * fetched;
       for (int64_t i = 0; i < width; i += step) {
         add_groups(
             p, row, panel + i, group, end, totals + (row - first_row) * width + i * height,
-            {of_tile + i * panel_bytes, panel_bytes, shift});
+            {of_tile + i * next.panel_bytes, next.panel_bytes, line >> shift});
       }
     }
   }
@@ -200,6 +213,31 @@ void compute_bundle(
     const int64_t row = begins[tile], height = begins[tile + 1] - row;
     const int64_t step = std::min<int64_t>(width, width_of<kFormat>(height));
     write_tile(p, row, height, panel, width, step, totals + (row - first_row) * width);
+  }
+}
+
+// Some panels of int4 as int8, unpacked once for all rows.
+void compute_unpacked(const Product& p, const Tiles& tiles, int64_t panel, int64_t width) {
+  const int64_t num_inputs = p.weight.num_inputs, num_groups = p.weight.num_groups(), output = panel * kPanel;
+  static thread_local std::vector<uint8_t> bytes;
+  static thread_local std::vector<float> scales;
+  bytes.resize(width * num_inputs * kPanel);
+  scales.resize(width * num_groups * kPanel);
+  for (int64_t i = 0; i < width; ++i) {
+    unpack_int4(
+        p.weight, panel + i, bytes.data() + i * num_inputs * kPanel, scales.data() + i * num_groups * kPanel);
+  }
+  Product unpacked = p;
+  unpacked.weight.format = Format::kInt8;
+  unpacked.weight.panels = bytes.data();
+  unpacked.weight.scales = scales.data();
+  unpacked.weight.num_outputs -= output;
+  if (p.weight.bias) unpacked.weight.bias += output;
+  unpacked.out += p.epilogue == Epilogue::kSiluMultiply ? output / 2 : output;
+  fetch_scales(p.weight, panel + width, width, 0, num_groups);
+  const Next next = next_panels<Format::kInt4>(p.weight, panel + width);
+  for (int64_t tile = 0; tile < tiles.count; tile += kBundle) {
+    compute_bundle<Format::kInt8>(unpacked, tiles, tile, std::min(tile + kBundle, tiles.count), 0, width, next);
   }
 }
 
@@ -211,8 +249,13 @@ void compute_pieces(const Product& p, int64_t begin, int64_t end) {
   for (int64_t panel = begin * panels; panel < end * panels;) {
     int64_t width = widest;
     while (panel + width > end * panels) width /= 2;
-    for (int64_t tile = 0; tile < tiles.count; tile += kBundle) {
-      compute_bundle<kFormat>(p, tiles, tile, std::min(tile + kBundle, tiles.count), panel, width);
+    if (kFormat == Format::kInt4 && tiles.count >= kManyTiles) {
+      compute_unpacked(p, tiles, panel, width);
+    } else {
+      const Next next = next_panels<kFormat>(p.weight, panel + width);
+      for (int64_t tile = 0; tile < tiles.count; tile += kBundle) {
+        compute_bundle<kFormat>(p, tiles, tile, std::min(tile + kBundle, tiles.count), panel, width, next);
+      }
     }
     panel += width;
   }
@@ -226,6 +269,7 @@ void multiply(const Product& p, int64_t begin, int64_t end) {
     case Format::kFloat32: return compute_pieces<Format::kFloat32>(p, begin, end);
     case Format::kBFloat16: return compute_pieces<Format::kBFloat16>(p, begin, end);
     case Format::kInt8: return compute_pieces<Format::kInt8>(p, begin, end);
+    case Format::kInt4: return compute_pieces<Format::kInt4>(p, begin, end);
     case Format::kParts8: return compute_pieces<Format::kParts8>(p, begin, end);
     case Format::kParts6: return compute_pieces<Format::kParts6>(p, begin, end);
     case Format::kParts4: return compute_pieces<Format::kParts4>(p, begin, end);

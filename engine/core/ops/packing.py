@@ -1,8 +1,9 @@
 """Weights as `linear` and `decoder_step` of csrc read them: panels of 16 outputs (`product.h`).
 
 A format is named by how it stores a weight: "float32", "bfloat16", "int8" with one scale for every
-128 inputs of an output; "int4", "int6" and "int8_parts" with a scale for every 32 inputs or every
-16, and with a least number for each where that is needed (`numbers.py`).
+128 inputs of an output, "int4" besides with a step and a zero for every 16 (`four_bits.py`);
+"int4_parts", "int6" and "int8_parts", as weights are numbers in their files, with a scale for every
+32 inputs or every 16, and with a least number for each where that is needed (`numbers.py`).
 """
 
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from engine.core.ops import four_bits, words
+from engine.core.ops.four_bits import FourBits
 from engine.core.ops.numbers import ZEROS, NumberKind, Numbers
 from engine.core.tensors import huge_pages
 
@@ -20,17 +22,28 @@ PANEL_OUTPUTS = 16
 GROUP_INPUTS = 128  # inputs that share a scale
 INT8_ZERO = 128  # int8 weights are stored unsigned
 # Inputs of an output that lie together.
-INTERLEAVED = {"float32": 1, "bfloat16": 2, "int8": 4, "int8_parts": 4, "int6": 16, "int4": 8}
+INTERLEAVED = {
+    "float32": 1,
+    "bfloat16": 2,
+    "int8": 4,
+    "int4": 8,
+    "int8_parts": 4,
+    "int6": 16,
+    "int4_parts": 8,
+}
 DTYPES = {
     "float32": torch.float32,
     "bfloat16": torch.bfloat16,
     "int8": torch.uint8,
+    "int4": torch.int32,  # eight inputs each
     "int8_parts": torch.uint8,
     "int6": torch.int32,  # sixteen inputs in three
-    "int4": torch.int32,  # eight inputs each
+    "int4_parts": torch.int32,  # eight inputs each
 }
-PARTS = {8: "int8_parts", 6: "int6", 4: "int4"}  # bits → format
+PARTS = {8: "int8_parts", 6: "int6", 4: "int4_parts"}  # bits → format
 BITS = {format: bits for bits, format in PARTS.items()}
+# Of a group: how many and what.
+SCALES = {"int8": (PANEL_OUTPUTS, torch.float32), "int4": (PANEL_OUTPUTS * 3 // 2, torch.int32)}
 # Packed at once: copies on the way are of so many, not of a whole weight, and fit into a cache.
 SLAB_WEIGHTS = 1 << 18
 
@@ -39,10 +52,11 @@ SLAB_WEIGHTS = 1 << 18
 class PackedWeight:
     """The same weight of several layers, [num_outputs, num_inputs] each."""
 
-    # [layers, panels, inputs / interleaved, 16, interleaved]; int4: 1 at the end, int6: 3, 16
+    # [layers, panels, inputs / interleaved, 16, interleaved]; int6: 3, 16 at the end, four bits: 1
     panels: Tensor
-    # int8: [layers, panels, groups, 16] float32; in parts: [layers, panels, parts, 16] float16, or
-    # [layers, panels, parts, 2, 16] with least numbers
+    # int8: [layers, panels, groups, 16] float32; int4: [layers, panels, groups, 24] int32, of which
+    # 16 hold eight pairs of an output each, the others float16; in parts: [layers, panels, parts,
+    # 16] float16, or [layers, panels, parts, 2, 16] with least numbers
     scales: Tensor | None
 
     @classmethod
@@ -52,26 +66,24 @@ class PackedWeight:
         num_outputs: int,
         num_inputs: int,
         format: str,
-        part_inputs: int = four_bits.PART_INPUTS,
+        part_inputs: int = 32,
         *,
         has_least: bool = False,
     ) -> "PackedWeight":
         """Room for all layers, in huge pages where the system gives such."""
         num_panels = -(-num_outputs // PANEL_OUTPUTS)
         n = INTERLEAVED[format]
-        ends = {"int4": (PANEL_OUTPUTS, 1), "int6": (3, PANEL_OUTPUTS)}
-        end = ends.get(format, (PANEL_OUTPUTS, n))
+        end = (3, PANEL_OUTPUTS) if format == "int6" else (PANEL_OUTPUTS, 1 if n == 8 else n)
         shape = (num_layers, num_panels, -(-num_inputs // n), *end)
         scales = None
         if format in BITS:
             of_part = (2, PANEL_OUTPUTS) if has_least else (PANEL_OUTPUTS,)
             num_parts = -(-num_inputs // part_inputs)
             scales = huge_pages.zeros((num_layers, num_panels, num_parts, *of_part), torch.float16)
-        if format == "int8":
+        if format in SCALES:
             num_groups = -(-num_inputs // GROUP_INPUTS)
-            scales = huge_pages.zeros(
-                (num_layers, num_panels, num_groups, PANEL_OUTPUTS), torch.float32
-            )
+            count, dtype = SCALES[format]
+            scales = huge_pages.zeros((num_layers, num_panels, num_groups, count), dtype)
         return cls(huge_pages.zeros(shape, DTYPES[format]), scales)
 
     @classmethod
@@ -97,7 +109,7 @@ class PackedWeight:
         zero, interleaved = 0, self.panels.shape[-1]
         for panels, slab in _slabs(weight, first_output // PANEL_OUTPUTS):
             if self.format == "int4":
-                self._put(layer, panels, four_bits.quantize(slab))
+                self._put_four_bits(layer, panels, four_bits.quantize(slab))
                 continue
             if self.scales is not None:
                 slab, scales = quantize(slab)
@@ -133,6 +145,15 @@ class PackedWeight:
             least = to_panels(numbers.least, 1).squeeze(-1)
             self.scales[layer, panels] = torch.stack((scales, least), dim=2)
 
+    def _put_four_bits(self, layer: int, panels: slice, given: FourBits) -> None:
+        assert self.scales is not None
+        codes = to_panels(given.codes, INTERLEAVED["int4"])
+        self.panels[layer, panels] = words.four_bits_to_words(codes)
+        pairs = to_panels(given.pairs.flatten(1), four_bits.PARTS)
+        scales = to_panels(given.scales, 1).squeeze(-1).clone(memory_format=torch.contiguous_format)
+        stored = (words.four_bits_to_words(pairs).squeeze(-1), scales.view(torch.int32))
+        self.scales[layer, panels] = torch.cat(stored, dim=-1)
+
     def unpack(self, layer: int) -> Tensor:
         """[outputs, inputs] float32, both with their padding."""
         return unpack(self.panels[layer], None if self.scales is None else self.scales[layer])
@@ -145,12 +166,25 @@ def unpack(panels: Tensor, scales: Tensor | None) -> Tensor:
         codes = _of_words(panels, format)
         zero = 0 if _has_least(panels, scales) else ZEROS[BITS[format]]
         return _unpack_parts(codes, scales, zero)
+    if format == "int4":
+        assert scales is not None
+        return _unpack_four_bits(panels, scales)
     num_panels, num_steps, _, n = panels.shape
     weights = panels.float().transpose(1, 2).reshape(num_panels, PANEL_OUTPUTS, -1)
     if scales is not None:
         of_inputs = scales.transpose(1, 2).repeat_interleave(GROUP_INPUTS, -1)
         weights = (weights - INT8_ZERO) * of_inputs[..., : num_steps * n]
     return weights.flatten(0, 1)
+
+
+def _unpack_four_bits(panels: Tensor, scales: Tensor) -> Tensor:
+    codes, pairs = (
+        words.four_bits_of_words(each).transpose(1, 2).reshape(-1, each.shape[1] * 8)
+        for each in (panels, scales[..., :PANEL_OUTPUTS, None])
+    )
+    halves = scales[..., PANEL_OUTPUTS:].contiguous().view(torch.float16)
+    factors = halves.float().transpose(1, 2).flatten(0, 1).repeat_interleave(GROUP_INPUTS, -1)
+    return four_bits.whole_numbers(codes, pairs) * factors[:, : codes.shape[1]]
 
 
 def _unpack_parts(codes: Tensor, scales: Tensor, zero: int) -> Tensor:
@@ -175,9 +209,11 @@ def _part_inputs(num_inputs: int, num_parts: int) -> int:
 def _format(panels: Tensor, scales: Tensor | None) -> str:
     if scales is None:
         return "float32" if panels.dtype == torch.float32 else "bfloat16"
-    if panels.dtype == torch.int32:
-        return "int4" if panels.shape[-1] == 1 else "int6"
-    return "int8_parts" if scales.dtype == torch.float16 else "int8"
+    if panels.dtype == torch.uint8:
+        return "int8_parts" if scales.dtype == torch.float16 else "int8"
+    if panels.shape[-1] != 1:
+        return "int6"
+    return "int4_parts" if scales.dtype == torch.float16 else "int4"
 
 
 def _has_least(panels: Tensor, scales: Tensor) -> bool:
@@ -185,13 +221,13 @@ def _has_least(panels: Tensor, scales: Tensor) -> bool:
 
 
 def _to_words(codes: Tensor, format: str) -> Tensor:
-    if format == "int4":
+    if format == "int4_parts":
         return words.four_bits_to_words(codes)
     return words.six_bits_to_words(codes) if format == "int6" else codes
 
 
 def _of_words(panels: Tensor, format: str) -> Tensor:
-    if format == "int4":
+    if format == "int4_parts":
         return words.four_bits_of_words(panels)
     return words.six_bits_of_words(panels) if format == "int6" else panels
 

@@ -82,13 +82,13 @@ def paged_attention_reference(
 def linear_reference(
     rows: Tensor,  # [num_rows, num_inputs]
     panels: Tensor,  # [num_panels, num_inputs / n, 16, n], as packing.py makes them
-    scales: Tensor | None,  # int8: [num_panels, groups, 16]; int4: [num_panels, parts, 2, 16]
+    scales: Tensor | None,  # of one layer, as packing.py has them
     bias: Tensor | None,  # [num_outputs]
     out: Tensor,  # [num_rows, num_outputs], written
 ) -> None:
     """A linear layer. The built op gives a row the same bits however many rows there are.
 
-    With int8 and int4 weights rows are rounded, too, to 8 bits with a scale for 128 inputs.
+    With weights of whole numbers rows are rounded, too, to 8 bits with a scale for 128 inputs.
     """
     rows = rows if scales is None else round_rows(rows)
     out.copy_(functional.linear(rows, unpack(panels, scales)[: out.shape[1]], bias))

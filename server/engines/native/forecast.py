@@ -29,7 +29,7 @@ FUSED = frozenset(("llama", "mistral", "qwen2", "qwen3"))
 FLOATS = frozenset(("F64", "F32", "F16", "BF16"))
 DTYPE_BYTES = {"float32": 4.0, "bfloat16": 2.0, "float16": 2.0}
 # Of a number that is rounded, with its share of a scale.
-QUANTIZED_BYTES = {"int8": 1.02, "int4": 0.57}
+QUANTIZED_BYTES = {"int8": 1.02, "int4": 0.55}
 MXFP4_BYTES = 6.5 / 8  # as which its numbers are packed
 # In the names of what takes pictures and sounds, or speaks: none of it is loaded.
 BESIDES_TEXT = re.compile(r"vision|visual|audio|projector|multi_modal|talker|(token|code)2wav")

@@ -24,7 +24,7 @@ def test_a_layer_is_its_pieces_without_their_padding() -> None:
     stack = PackedStack(kinds, ((Piece(0, 1, 20), Piece(1, 0, 5)), (Piece(0, 0, 20),)))
     assert stack.unpack(0)[:, 0].tolist() == [2] * 20 + [3] * 5
     assert stack.unpack(1)[:, 0].tolist() == [1] * 20
-    assert stack.formats == ("int4", "int6")
+    assert stack.formats == ("int4_parts", "int6")
     assert (stack.num_outputs, stack.num_inputs) == (25, 32)
 
 

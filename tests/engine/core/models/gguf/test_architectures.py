@@ -125,7 +125,7 @@ def test_experts_of_gpt_oss_may_be_of_four_bits(tmp_path: Path) -> None:
     [
         ("gpt_oss", {".experts.": "MXFP4"}, "int6"),
         ("mixtral", {".w1.": "Q4_0", ".w2.": "Q4_0", ".w3.": "Q5_1"}, "int6"),
-        ("qwen3_moe", {".experts.": "Q4_1"}, "int4"),
+        ("qwen3_moe", {".experts.": "Q4_1"}, "int4_parts"),
         ("qwen3_moe", {".experts.": "Q8_0"}, "int8_parts"),
         ("qwen3_moe", {".up_proj": "F16", ".experts.": "Q8_0"}, None),
     ],

@@ -24,7 +24,7 @@ from tests.helpers.built_kernels import needs_kernels
 
 pytestmark = [needs_kernels, pytest.mark.usefixtures("one_thread")]
 
-FOUR, SIX, EIGHT = "int4", "int6", "int8_parts"
+FOUR, SIX, EIGHT = "int4_parts", "int6", "int8_parts"
 PROMPT = [5, 6, 7, 8, 9, 300, 301, 302, 17]
 
 

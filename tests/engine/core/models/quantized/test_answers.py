@@ -30,7 +30,7 @@ from tests.helpers.built_kernels import needs_kernels
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 DENSE = [name for name in FORMATS if name != "mxfp4"]
-FOUR, SIX, EIGHT = "int4", "int6", "int8_parts"
+FOUR, SIX, EIGHT = "int4_parts", "int6", "int8_parts"
 PACKED = {
     "awq": FOUR,
     "awq, one group": FOUR,

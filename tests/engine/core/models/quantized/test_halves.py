@@ -98,7 +98,7 @@ def test_numbers_of_a_half_stay_numbers_in_the_fused_decoder(is_old: bool, tmp_p
     fused = SteppedEngine(published).runner.loaded.fused
     assert isinstance(fused, FusedDecoder)
     weights = fused.weights
-    assert [stack.formats for stack in weights.stacks] == [("int4",)] * 4
+    assert [stack.formats for stack in weights.stacks] == [("int4_parts",)] * 4
     expected = load_file(floats / WEIGHTS)["model.layers.1.mlp.down_proj.weight"]
     found = weights.down.unpack(1)[: expected.shape[0], : expected.shape[1]]
     assert (found - expected).abs().max() < 1e-3 * expected.abs().max()
@@ -109,7 +109,7 @@ def test_numbers_of_a_half_stay_numbers_in_modules_of_transformers(tmp_path: Pat
     published, _ = publish("gemma3", FORMATS["awq"], tmp_path, "vision_tower")
     layers = packed_layers(SteppedEngine(published))
     assert len(layers) == 4 * 7
-    assert {layer.format for layer in layers.values()} == {"int4"}
+    assert {layer.format for layer in layers.values()} == {"int4_parts"}
 
 
 @pytest.mark.parametrize("place", ["whole", "thinker", "text"])
