@@ -48,9 +48,12 @@ struct Inputs {
   const W* weights;  // [input / n][16][n], of the first panel
 };
 
-// From how many rows on: fewer wait for the memory anyway, but where each line is unpacked for them.
+// From how many rows on. A processor fetches ahead by itself, and fewer wait for the memory anyway; but where much is
+// done for each line, as to unpack it, that is not far enough.
 template <Format kFormat>
-constexpr int kFetchingRows = kFormat == Format::kInt4 ? 1 : 4;
+constexpr int kFetchingRows = kFormat == Format::kFloat32 || kFormat == Format::kBFloat16 ? 4
+                              : kFormat == Format::kInt8 || kFormat == Format::kParts8    ? 2
+                                                                                          : 1;
 
 // The lines to fetch, round by round.
 template <bool kFetches, int kPanels>
