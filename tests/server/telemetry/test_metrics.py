@@ -5,12 +5,19 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from prometheus_client import Histogram
 
 from engine.core.metrics import CoreMetrics
 from server.config.models import ModelState, ModelStatus
 from server.engines.placement.figures import EngineFigures
 from server.telemetry.engine_figures import EnginesCollector
-from server.telemetry.metrics import LogCollector, Metrics, SpanCollector, StoreCollector
+from server.telemetry.metrics import (
+    SHORT,
+    LogCollector,
+    Metrics,
+    SpanCollector,
+    StoreCollector,
+)
 from tests.engine.helpers.fakes import make_scheduler
 from tests.helpers.root import ROOT
 
@@ -89,6 +96,20 @@ def test_what_is_counted_is_shown(metrics: Metrics) -> None:
     bucket = 'parley_model_time_to_first_token_seconds_bucket{le="0.5",model="village"}'
     assert found[bucket] == 1
     assert found['parley_inter_token_seconds_bucket{le="0.005"}'] == 1
+
+
+def test_moments_between_tokens_are_counted_as_the_library_counts_whoever_looks_in_between(
+    metrics: Metrics,
+) -> None:
+    library = Histogram("expected", "By itself.", buckets=SHORT, registry=metrics.registry)
+    for seconds in (0.0, 0.001, 0.0011, 0.3, 0.3, 5.0, 60.0):
+        library.observe(seconds)
+        metrics.inter_event.observe(seconds)
+        found = values(metrics)
+        lines = [name for name in found if name.startswith("expected_")]
+        assert len(lines) == len(SHORT) + 3  # with the last bucket, count and sum
+        for name in lines:
+            assert found[name.replace("expected", "parley_inter_token_seconds")] == found[name]
 
 
 def test_workers_do_not_share_figures() -> None:
