@@ -8,9 +8,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
+import msgspec
 from redis.exceptions import ResponseError
 
 from sessions.connection.client import Argument
@@ -35,8 +35,7 @@ MAX_APPENDS: Final = 64  # of one script: Redis does nothing else for a millisec
 MAX_APPEND_BYTES: Final = 256 * 1024  # of their entries, but any one append goes whole
 
 
-@dataclass(slots=True)
-class RunLog:
+class RunLog(msgspec.Struct):
     """What the log of one run is called in Redis, made once for all that is written there."""
 
     response_id: str
@@ -44,8 +43,7 @@ class RunLog:
     channel: str
 
 
-@dataclass(slots=True, eq=False)
-class Append:
+class Append(msgspec.Struct, eq=False):  # made for each append, as its reply is
     """Entries `first`, `first` + 1, … of one run and what comes with them; none: a renewal."""
 
     log: RunLog
