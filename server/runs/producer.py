@@ -111,6 +111,7 @@ class Producer:
         self._hub = hub
         self._metrics = metrics
         self._intervals = intervals
+        self._silence = intervals.silence  # looked at for each token
         self._queue = queue or QueueEstimate()
         self._has_peers = has_peers
         run.must_be_silent = self._must_be_silent
@@ -143,8 +144,7 @@ class Producer:
 
     def _must_be_silent(self) -> bool:
         """Whether somebody might have taken the answer over, or may before we hear of it."""
-        silent_for = time.monotonic() - self._run.renewed_at
-        return silent_for > self._intervals.silence and self._has_peers()
+        return time.monotonic() > self._run.renewed_at + self._silence and self._has_peers()
 
     async def produce(self, queued_behind: int = 0) -> Finished | None:
         """The answer's whole life: wait for its turn, ask the engine, store and show what it says.
@@ -405,7 +405,8 @@ class Producer:
         elif self._flush_timer is None:
             delay = self._window_ends - now
             self._flush_timer = asyncio.get_running_loop().call_later(delay, self._flush)
-        self._check_deadline(now)
+        if self._max_seconds:
+            self._check_deadline(now)
         if now - self._progress_at >= PROGRESS_SECONDS:
             self._progress_at = now
             self._show_progress()
@@ -446,7 +447,7 @@ class Producer:
         """An answer that takes too long keeps what it has, and may be continued."""
         run = self._run
         begun = run.timeline.scheduled
-        if not self._max_seconds or begun is None or now - begun < self._max_seconds:
+        if begun is None or now - begun < self._max_seconds:
             return
         self._flush()
         if run.stop(Stop("policy", "deadline")):
@@ -461,6 +462,9 @@ class Producer:
         """Number and show parts; the tokens count with the first entry, so that the store never
         has a text without the tokens that say it.
         """
+        if len(parts) == 1 and isinstance(part := parts[0], Part):  # what comes most often
+            self._add_text(part.text, token_ids, logprobs, is_reasoning=part.is_reasoning)
+            return
         for kind, alike in groupby(parts or [Part("")], _kind):
             if kind is None:
                 self._add_calls([part for part in alike if not isinstance(part, Part)], token_ids)

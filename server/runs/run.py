@@ -37,6 +37,8 @@ from server.telemetry.tracing import AnswerTrace
 from sessions.model.events import Event, ObjectEvent, TextEvent
 from sessions.model.records import Message, RunRecord, utf16_length
 
+_HERE = (RunState.RUNNING, RunState.STOPPING, RunState.LEAVING)
+
 
 @dataclass(slots=True)
 class Timeline:
@@ -209,7 +211,7 @@ class Run:
     @property
     def is_here(self) -> bool:
         """Its lease is renewed, and what it says is stored: its end is not on the way yet."""
-        return self.state in (RunState.RUNNING, RunState.STOPPING, RunState.LEAVING)
+        return self.state in _HERE
 
     @property
     def is_given_up(self) -> bool:
@@ -359,8 +361,8 @@ class Run:
         self._logprobs += logprobs  # of tokens that are only a part of a character, too
         if not delta:
             return None
-        event = TextEvent(self.text_length, delta, logprobs=tuple(self._logprobs))
-        self._logprobs = []
+        event = TextEvent(self.text_length, delta, False, tuple(self._logprobs))
+        self._logprobs.clear()
         self.events.append(event)
         self.has_spoken.set()
         self.text_length += utf16_length(delta)

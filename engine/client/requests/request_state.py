@@ -1,6 +1,7 @@
 """`RequestState`: one open answer in the client, from its prompt to its last output."""
 
 import logging
+import math
 import time
 import uuid
 import weakref
@@ -104,6 +105,8 @@ class RequestState:
         self.last_token_ts = 0.0  # monotonic; 0: it has none yet
         self.metrics = metrics or new_metrics(arrival_time)
         self.trace: RequestTrace | None = None  # ends when it does
+        is_final_only = params.output_kind == RequestOutputKind.FINAL_ONLY
+        self._interval = math.inf if is_final_only else params.stream_interval or 1  # in tokens
         self._collector = weakref.ref(collector)  # a reader that lets go ends the request
         self._on_progress = on_progress
         self._on_delta = on_delta  # takes all outputs but the last, as they come
@@ -312,10 +315,9 @@ class RequestState:
 
     def _is_due(self) -> bool:
         num_new = len(self._new_token_ids)
-        if self.params.output_kind == RequestOutputKind.FINAL_ONLY or num_new == 0:
-            return False
-        is_first = num_new == len(self.token_ids)
-        return is_first or num_new >= (self.params.stream_interval or 1)
+        if num_new >= self._interval:
+            return True
+        return 0 < num_new == len(self.token_ids) and self._interval < math.inf  # the first
 
     def _emit(
         self,
