@@ -22,7 +22,6 @@ ZEROS = (6, 6, 6, 7, 5, 7, 5, 7, 9, 9, 9, 8, 10, 8, 10, 8)
 # As how many scales the largest weight of a group is tried. With the smaller one it is cut off a
 # little, where steps and zeros don't fit it, and the others, which are many, are rounded less.
 LARGEST = (120, 104)
-TRIED_PAIRS = 2  # for each part, those that seem best
 MOST_OF_HALF = torch.finfo(torch.float16).max
 
 
@@ -37,9 +36,11 @@ class FourBits(NamedTuple):
 def quantize(weight: Tensor) -> FourBits:
     """Nearly the same weights. Each group takes the scale with which it is rounded less."""
     groups = _groups(weight)
-    errors, codes, pairs = _round(groups, LARGEST[0])
+    least, most = groups.amin(-1), groups.amax(-1)  # of each part
+    whole = torch.maximum(-least, most).amax(1, keepdim=True)  # the largest of each group
+    errors, codes, pairs = _round(groups, least, most, whole / LARGEST[0])
     for largest in LARGEST[1:]:
-        their_errors, their_codes, their_pairs = _round(groups, largest)
+        their_errors, their_codes, their_pairs = _round(groups, least, most, whole / largest)
         is_better = their_errors < errors
         errors = torch.where(is_better, their_errors, errors)
         codes = torch.where(is_better[:, None, None], their_codes, codes)
@@ -73,47 +74,42 @@ def _groups(weight: Tensor) -> Tensor:
     return padded.view(-1, PARTS, PART_INPUTS)
 
 
-def _round(groups: Tensor, largest: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Errors [groups], codes [groups, 8, 16] and pairs [groups, 8] where the largest is that."""
-    scales = groups.abs().amax((1, 2), keepdim=True) / largest
-    numbers = groups / torch.where(scales == 0, 1.0, scales)
-    tried = _promising(numbers)
-    errors, codes = _round_with(numbers, tried[0])
-    pairs = tried[0]
-    for others in tried[1:]:
-        their_errors, their_codes = _round_with(numbers, others)
-        is_better = their_errors < errors
-        errors = torch.where(is_better, their_errors, errors)
-        codes = torch.where(is_better.unsqueeze(-1), their_codes, codes)
-        pairs = torch.where(is_better, others, pairs)
-    return errors.sum(1) * scales.view(-1).square(), codes, pairs
+def _round(
+    groups: Tensor, least: Tensor, most: Tensor, scales: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Errors [groups], codes [groups, 8, 16], pairs [groups, 8] with these scales [groups, 1]."""
+    factors = 1 / torch.where(scales == 0, 1.0, scales)
+    pairs = _promising(least * factors, most * factors)
+    steps, zeros = (_of(table, pairs).unsqueeze(-1) for table in (STEPS, ZEROS))
+    numbers = groups * factors.unsqueeze(-1)
+    codes = (numbers / steps).add_(zeros).round_().clamp_(0, MOST)
+    errors = ((codes - zeros) * steps).sub_(numbers).square_().sum((1, 2))
+    return errors * scales.squeeze(1).square(), codes, pairs
 
 
-def _promising(numbers: Tensor) -> tuple[Tensor, ...]:
-    """Pairs for each part, [groups, 8], from its least and its largest number alone.
+def _promising(least: Tensor, most: Tensor) -> Tensor:
+    """For each part the pair that seems best, [groups, 8], from its least and its largest number.
 
     What a step rounds off is known on average, and what codes from 0 to 15 cut off at the ends.
     """
-    steps, zeros = (torch.tensor(table, dtype=torch.float32) for table in (STEPS, ZEROS))
+    steps, zeros = (
+        torch.tensor(table, dtype=torch.float32)[:, None, None] for table in (STEPS, ZEROS)
+    )
+    above = (most - (MOST - zeros) * steps).clamp_(min=0).square_()
+    below = (-zeros * steps - least).clamp_(min=0).square_()
     rounded = steps.square() * (PART_INPUTS / 12)
-    above = (numbers.amax(-1, keepdim=True) - (MOST - zeros) * steps).clamp_(min=0)
-    below = (-zeros * steps - numbers.amin(-1, keepdim=True)).clamp_(min=0)
-    errors = above.square_().add_(below.square_()).add_(rounded)
-    return errors.topk(TRIED_PAIRS, largest=False).indices.unbind(-1)
-
-
-def _round_with(numbers: Tensor, pairs: Tensor) -> tuple[Tensor, Tensor]:
-    """Errors [groups, 8] and codes [groups, 8, 16]."""
-    steps, zeros = (_of(table, pairs).unsqueeze(-1) for table in (STEPS, ZEROS))
-    codes = (numbers / steps).add_(zeros).round_().clamp_(0, MOST)
-    errors = ((codes - zeros) * steps).sub_(numbers).square_().sum(-1)
-    return errors, codes
+    errors = above.add_(below).add_(rounded)
+    # Numbers above 0 are in the order of their bits, the last of which hold the place instead:
+    # torch finds the least number of many sixteen much sooner than where it is.
+    places = torch.arange(len(STEPS), dtype=torch.int32)[:, None, None]
+    return (errors.view(torch.int32) & -len(STEPS) | places).amin(0) & len(STEPS) - 1
 
 
 def _fitting(groups: Tensor, codes: Tensor, pairs: Tensor) -> Tensor:
     """The scales [groups] that fit best, by least squares, and are never infinite."""
-    numbers = whole_numbers(codes.flatten(1), pairs)
-    squares = numbers.square().sum(1)
-    scales = (groups.flatten(1) * numbers).sum(1) / squares
+    steps, zeros = (_of(table, pairs).unsqueeze(-1) for table in (STEPS, ZEROS))
+    numbers = (codes - zeros).mul_(steps)
+    squares = numbers.square().sum((1, 2))
+    scales = numbers.mul_(groups).sum((1, 2)) / squares
     scales = torch.where(squares > 0, scales, 0.0)
     return scales.clamp_(-MOST_OF_HALF, MOST_OF_HALF).half()
