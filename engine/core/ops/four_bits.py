@@ -71,7 +71,7 @@ def _of(table: tuple[int, ...], pairs: Tensor) -> Tensor:
 def _groups(weight: Tensor) -> Tensor:
     """[groups of all outputs, 8, 16] float32. The last one of an output is filled up with zeros."""
     padded = functional.pad(weight.float(), (0, -weight.shape[1] % GROUP_INPUTS))
-    return padded.view(-1, PARTS, PART_INPUTS)
+    return padded.reshape(-1, PARTS, PART_INPUTS)
 
 
 def _round(

@@ -160,6 +160,16 @@ def test_an_int4_weight_is_rounded_less_than_one_of_a_scale_for_32_inputs(outlie
     assert (ours / theirs).mean() < 0.8
 
 
+@pytest.mark.parametrize("format", ["bfloat16", "int8", "int4"])
+def test_a_weight_that_lies_the_other_way_is_packed_alike(format: str) -> None:
+    """As those of GPT-2 do."""
+    weight = torch.randn(256, 40)
+    ours, other = (PackedWeight.allocate(1, 40, 256, format) for _ in range(2))
+    ours.fill(0, weight.T.contiguous())
+    other.fill(0, weight.T)
+    assert torch.equal(ours.unpack(0), other.unpack(0))
+
+
 def test_what_steps_and_zeros_make_of_codes_fits_into_a_byte() -> None:
     for step, zero in zip(four_bits.STEPS, four_bits.ZEROS, strict=True):
         assert -128 <= -zero * step < (four_bits.MOST - zero) * step <= 127
