@@ -171,7 +171,7 @@ Written = tuple[Path, list[str], Path]  # configuration, arguments in front of i
 
 def _write_nginx(directory: Path, port: int, text: str) -> Written:
     """Inside of an `http` block, as Debian's nginx.conf includes it."""
-    site = replaced(text, **{"443": f"{HOST}:{port}"}).replace("/etc/ssl", str(directory))
+    site = replaced(text, **{"listen 443": f"listen {HOST}:{port}"}).replace("/etc/ssl", str(directory))
     user = "user root;\n" if os.geteuid() == 0 else ""  # who can write where pytest does
     temporary = "".join(
         f"{name}_temp_path {directory / name};\n"
@@ -205,7 +205,7 @@ def _write_caddy(directory: Path, port: int, text: str) -> Written:
 
 def _write_haproxy(directory: Path, port: int, text: str) -> Written:
     path = directory / "haproxy.cfg"
-    site = replaced(text, **{":443": f"{HOST}:{port}", "/etc/ssl": str(directory)})
+    site = replaced(text, **{"bind :443": f"bind {HOST}:{port}", "/etc/ssl": str(directory)})
     path.write_text(site)
     return path, ["-db", "-f"], directory / f"{NAME}.crt"
 
