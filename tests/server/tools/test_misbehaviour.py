@@ -64,8 +64,9 @@ ADDRESSES: dict[str, ToolResult | str] = {
 }
 ALL = {**PROGRAMS, **ADDRESSES}
 MAX_PEAK_BYTES = 400 * 2**20
-# A call of the bystander, alone some 5 ms. Beside anything that held the loop up it would be this.
-MAX_MEDIAN_SECONDS = 0.25
+# A call of the bystander, alone some 5 ms; on a busy machine half a second. Beside anything that
+# held the loop up it would be twice this.
+MAX_MEDIAN_SECONDS = 1.0
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +76,8 @@ def tools(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningTools]:
         servers = {name: program(name, env={"FOLDER": "${FOLDER}"}) for name in PROGRAMS}
         for name in ADDRESSES:
             servers[name] = {"url": f"{address}/{name}", "timeout_seconds": 2}
-        servers["ignores_notices"]["timeout_seconds"] = 60  # it is slow, and no more than that
+        for slow in ("ignores_notices", "unpacks"):  # and no more than that
+            servers[slow]["timeout_seconds"] = 60
         servers["refuses"]["url"] = "http://127.0.0.1:1/"
         servers["orphans"] = servers["leaves_child"]
         running = RunningTools(folder, {"good": GOOD, **servers})
