@@ -171,7 +171,8 @@ Written = tuple[Path, list[str], Path]  # configuration, arguments in front of i
 
 def _write_nginx(directory: Path, port: int, text: str) -> Written:
     """Inside of an `http` block, as Debian's nginx.conf includes it."""
-    site = replaced(text, **{"listen 443": f"listen {HOST}:{port}"}).replace("/etc/ssl", str(directory))
+    site = replaced(text, **{"listen 443": f"listen {HOST}:{port}"})
+    site = site.replace("/etc/ssl", str(directory))
     user = "user root;\n" if os.geteuid() == 0 else ""  # who can write where pytest does
     temporary = "".join(
         f"{name}_temp_path {directory / name};\n"
