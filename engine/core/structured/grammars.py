@@ -40,7 +40,7 @@ class Matcher:
 
     __slots__ = (
         *("__weakref__", "begun", "key", "link", "num_consumed", "num_losses", "number"),
-        "source",
+        *("num_refused", "offers_in", "source"),
     )
 
     def __init__(self, number: int, source: Source, begun: str) -> None:
@@ -51,6 +51,8 @@ class Matcher:
         self.link: Link | None = None  # whose masker knows it
         self.num_consumed = 0  # tokens of the answer that this masker has been told
         self.num_losses = 0
+        self.num_refused = 0  # offers, without one between them that was taken
+        self.offers_in = 0  # steps, in which it has whole masks
 
 
 class Grammars:

@@ -39,6 +39,8 @@ logger = logging.getLogger("engine.core")
 # Kinds of grammars whose masks take long where much may follow, 4 ns for each token. In the strings
 # of a schema llguidance knows most of them beforehand.
 LONG_KINDS = frozenset({"regex", "grammar", "tags"})
+# Of a greedy row after offers that were refused in a row: to offer in vain is to choose twice.
+MAX_REFUSED, STEPS_WITHOUT_OFFER = 4, 8
 MASK_SECONDS = 5.0  # of the clock, after the model's work: one mask is bounded to some 20 ms
 
 
@@ -147,7 +149,15 @@ class StepMasks:
         offers = Offers([tokens[each.row] for each in asked])
         if self._link is not None and not self._masks.send(self._link, offers, asked):
             self._link = None
-        return self._receive(asked)
+        fences = self._receive(asked)
+        refused = set(fences.masked)
+        for each in asked:
+            matcher: Matcher = each.sequence.matcher
+            matcher.num_refused = matcher.num_refused + 1 if each.row in refused else 0
+            # What a seed draws depends on offers, and so may not on how many were refused before.
+            if matcher.num_refused >= MAX_REFUSED and each.sequence.params.is_greedy:
+                matcher.offers_in = STEPS_WITHOUT_OFFER
+        return fences
 
     def _receive(self, asked: list[AskedRow]) -> Fences:
         masks, link = self._masks, self._link
@@ -277,6 +287,8 @@ def _row(sequence: Sequence, link: Link, may_offer: Callable[[Sequence], bool]) 
     start = sequence.num_prompt_tokens + (0 if is_new else matcher.num_consumed)
     tokens = sequence.token_ids[start:]
     ignores_eos = sequence.params.ignore_eos
-    offers = matcher.source.kind in LONG_KINDS and may_offer(sequence)
+    is_long = matcher.source.kind in LONG_KINDS
+    offers = is_long and matcher.offers_in == 0 and may_offer(sequence)
+    matcher.offers_in = max(0, matcher.offers_in - 1)
     key, begun = (matcher.key, matcher.begun) if is_new else ("", "")
     return Row(matcher.number, key, tokens, ignores_eos, begun, offers)

@@ -12,7 +12,7 @@ import pytest
 
 from engine.core.structured.frames import Offers
 from engine.core.structured.grammars import MAX_LOSSES, REFUSED
-from engine.core.structured.masks import Masks, StepMasks
+from engine.core.structured.masks import MAX_REFUSED, STEPS_WITHOUT_OFFER, Masks, StepMasks
 from tests.engine.core.structured.conftest import Walker
 from tests.engine.core.structured.test_answers import COMPACT, TAG
 from tests.engine.core.structured.test_deaths import masker_of
@@ -124,6 +124,26 @@ def test_a_row_that_takes_what_it_may_needs_no_mask(
     asked: dict[str, Any] = {"form": {"regex": "[ab]+"}, "temperature": 0.0, "max_tokens": 20}
     text, _ = walker.say(**asked, logit_bias={letter: 100.0})
     assert text == "a" * 20 and num_masked == 0
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_greedy_row_whose_offers_were_refused_has_masks_for_some_steps(
+    walker: Walker, monkeypatch: pytest.MonkeyPatch, temperature: float
+) -> None:
+    offer, num_offers = StepMasks.offer, 0
+
+    def counted(self: StepMasks, tokens: list[int]) -> Any:
+        nonlocal num_offers
+        num_offers += 1
+        return offer(self, tokens)
+
+    monkeypatch.setattr(StepMasks, "offer", counted)
+    (letter,) = walker.tokenizer.encode("a").ids
+    asked: dict[str, Any] = {"form": {"regex": "[0-9]+"}, "max_tokens": 20, "seed": 1}
+    text, _ = walker.say(**asked, temperature=temperature, logit_bias={letter: 100.0})
+    assert len(text) == 20
+    later = len(range(MAX_REFUSED - 1, 20, STEPS_WITHOUT_OFFER + 1))
+    assert num_offers == (MAX_REFUSED - 1 + later if temperature == 0 else 20)
 
 
 def test_a_masker_that_dies_over_each_offer_ends_the_request_and_no_other(
