@@ -3,7 +3,7 @@
 It has two sockets and a thread for each. On one come steps: what each row has got since, and a mask
 is wanted for it, or is only if the token that it offers then may not follow: to look at one token
 takes a thousandth of the time. On the other come grammars: one is compiled while masks of others
-are made. A matcher that is not known yet is made from its grammar and told all tokens so far; so it
+are made. A matcher that is not known yet is made from its grammar and fed all tokens so far; so it
 is after the death of a masker, of the core, or of a worker.
 """
 

@@ -228,7 +228,7 @@ class Budgets:
     ) -> None:
         """Count an ended response's tokens, once; a count that fails is given up.
 
-        Nobody waits for it, except in a cluster: the answer's end is told meanwhile. `now_ms` by
+        The answer's end goes out meanwhile, except in a cluster. `now_ms` by
         Redis' clock. A budget that is set later counts what was used before. `group` is the one
         that has held tokens for it: there they stay held until somebody looks.
         """
